@@ -1,0 +1,40 @@
+/* Seeing an N-D tensor as a matrix: leading dims flattened into rows, the last dim as columns. */
+#ifndef TE_MATRIX_H
+#define TE_MATRIX_H
+
+#include "te_ops.h"
+
+typedef struct te_matrix {
+  void *data;
+  int64_t rows, cols;
+  int64_t row_stride, col_stride; /* one of them is 1 */
+  te_dtype dtype;
+} te_matrix;
+
+/* False if no single stride walks the flattened rows, or neither direction is contiguous, or elements
+ * overlap; then the tensor has to be copied first. A vector is one row. */
+static inline bool te__as_matrix(const te_tensor *t, te_matrix *m) {
+  int64_t rows = 1, row_stride = 0;
+  int32_t last = t->ndim - 1;
+  for (int32_t i = last - 1; i >= 0; i--) {
+    if (t->sizes[i] == 1) continue;
+    if (rows == 1)
+      row_stride = t->strides[i];
+    else if (t->strides[i] != row_stride * rows)
+      return false;
+    rows *= t->sizes[i];
+  }
+  int64_t cols = t->ndim ? t->sizes[last] : 1, col_stride = t->ndim ? t->strides[last] : 1;
+  if (rows <= 1 && cols <= 1) row_stride = cols > 0 ? cols : 1, col_stride = 1;
+  else if (rows <= 1) row_stride = col_stride == 1 ? cols : 1;
+  else if (cols <= 1) col_stride = row_stride == 1 ? rows : 1;
+  *m = (te_matrix){t->data, rows, cols, row_stride, col_stride, t->dtype};
+  if (rows == 0 || cols == 0) return true;
+  return (col_stride == 1 && row_stride >= cols) || (row_stride == 1 && col_stride >= rows);
+}
+
+static inline te_matrix te__transposed(te_matrix m) {
+  return (te_matrix){m.data, m.cols, m.rows, m.col_stride, m.row_stride, m.dtype};
+}
+
+#endif

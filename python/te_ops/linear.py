@@ -1,0 +1,439 @@
+"""`Linear`: y = x w^T + b, with Transformer Engine's constructor and `torch.nn.Linear`'s state dict."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _deferred
+from ._bundle import bind
+from ._module import Module, default_device, refuse
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(slots=True, kw_only=True)
+class LinearForward:
+    """Arguments of the forward operator: x ``[*M, K]``, w ``[N, K]``, b ``[N]`` or None."""
+
+    x: Tensor
+    w: Tensor
+    b: Tensor | None
+
+
+@dataclass(slots=True, kw_only=True)
+class LinearBackward:
+    """Arguments of the backward operator; x and w are None where no needed gradient uses them."""
+
+    dy: Tensor
+    x: Tensor | None
+    w: Tensor | None
+    need_dx: bool
+    need_dw: bool
+    need_db: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class LinearWgrad:
+    """Arguments of the weight gradient into a buffer: main_grad ``[N, K]`` is updated in place."""
+
+    dy: Tensor
+    x: Tensor
+    main_grad: Tensor
+    accumulate: bool
+
+
+linear_fwd = bind("te_ops::linear_fwd", LinearForward)
+linear_bwd = bind("te_ops::linear_bwd", LinearBackward)
+linear_wgrad = bind("te_ops::linear_wgrad", LinearWgrad)
+
+
+def _wgrad_into(main_grads: Sequence[Tensor], dy: Tensor, x: Tensor, accumulate: bool) -> None:
+    """Adds dy^T x to (or stores it in) the parts of the weight's gradient buffer, one after another."""
+    if len(main_grads) == 1:
+        linear_wgrad(LinearWgrad(dy=dy, x=x, main_grad=main_grads[0], accumulate=accumulate))
+        return
+    sizes = [grad.shape[0] for grad in main_grads]
+    for part, grad in zip(dy.split(sizes, dim=-1), main_grads, strict=True):
+        linear_wgrad(LinearWgrad(dy=part, x=x, main_grad=grad, accumulate=accumulate))
+
+
+class _NoDoubleBackward(torch.autograd.Function):
+    """Passes gradients on, and fails where they are differentiated again.
+
+    A missing second derivative must not turn into a silently missing term of a gradient penalty, so the
+    first gradients keep a link to everything they depend on.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if t is None else t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        raise RuntimeError("te_ops.Linear: double backward is not supported: its gradients cannot be differentiated again")
+
+
+class _LinearFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        token: Tensor | None,
+        accumulate: bool,
+        *main_grads: Tensor,
+    ) -> Tensor:
+        need_dx, need_dw, _ = ctx.needs_input_grad[:3]
+        ctx.save_for_backward(x if need_dw else None, w if need_dx else None)
+        ctx.token = token
+        ctx.accumulate = accumulate
+        ctx.main_grads = main_grads
+        result: Tensor = linear_fwd(LinearForward(x=x, w=w, b=b))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+        x, w = ctx.saved_tensors
+        need_dx, need_dw, need_db = ctx.needs_input_grad[:3]
+        main_grads, token = ctx.main_grads, ctx.token
+        elsewhere = need_dw and (token is not None or len(main_grads) > 0)
+        need_dw_here = need_dw and not elsewhere
+        dx = dw = db = None
+        if need_dx or need_dw_here or need_db:
+            dx, dw, db = linear_bwd(
+                LinearBackward(
+                    dy=dy,
+                    x=x if need_dw_here else None,
+                    w=w,
+                    need_dx=need_dx,
+                    need_dw=need_dw_here,
+                    need_db=need_db,
+                )
+            )
+        if elsewhere:
+            if token is None:
+                _wgrad_into(main_grads, dy, x, ctx.accumulate)
+            elif torch.compiler.is_compiling():
+                _deferred.defer_wgrad(dy, x, token, ctx.accumulate)
+            else:
+                _deferred.append(_deferred.Entry(dy.detach(), x.detach(), ctx.accumulate), token)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+            dx, dw, db = _NoDoubleBackward.apply(3, dx, dw, db, dy, x, w)
+        return (dx, dw, db, None, None, *(None for _ in main_grads))
+
+
+def _split_sizes(parameters_split: Any, out_features: int) -> dict[str, int]:
+    """Parameter name prefix -> rows, from Transformer Engine's tuple or dict; "" when not split."""
+    if parameters_split is None:
+        return {"": out_features}
+    if isinstance(parameters_split, Mapping):
+        items = [(str(name), int(size)) for name, size in parameters_split.items()]
+    else:
+        names = [parameters_split] if isinstance(parameters_split, str) else list(parameters_split)
+        if not names or out_features % len(names):
+            raise ValueError(
+                f"te_ops.Linear: parameters_split={parameters_split!r}: out_features={out_features} "
+                f"must be divisible by its {len(names)} names"
+            )
+        items = [(str(name), out_features // len(names)) for name in names]
+    sizes = {name.rstrip("_"): size for name, size in items}
+    if len(sizes) != len(items) or "" in sizes:
+        raise ValueError(f"te_ops.Linear: parameters_split={parameters_split!r}: names must be distinct and not empty")
+    if sum(sizes.values()) != out_features or min(sizes.values()) < 0:
+        raise ValueError(
+            f"te_ops.Linear: parameters_split={parameters_split!r}: sizes must add up to out_features={out_features}"
+        )
+    return sizes
+
+
+class Linear(Module):
+    """Applies ``y = x w^T + b`` to x of shape ``[*, in_features]``; the result is ``[*, out_features]``.
+
+    Products are accumulated in fp32 and rounded once. Forward and backward each are one operator, so the
+    layer traces as a whole graph under ``torch.compile(fullgraph=True)``, with outputs and gradients
+    bit-equal to eager.
+
+    dtypes: bf16, fp16 or fp32, the same for input and parameters. Under `torch.autocast`, fp32, bf16 and
+    fp16 inputs and parameters are cast to the autocast dtype, as `torch.nn.Linear` does. fp32 follows
+    PyTorch's TF32 setting.
+
+    Differences from `torch.nn.Linear`: weights start from a normal distribution with standard deviation
+    0.023 and biases from 0 (Transformer Engine's defaults; pass ``init_method`` for another), and the
+    default device is CUDA where there is one. State dicts are interchangeable with `torch.nn.Linear`'s.
+
+    Args:
+        in_features: K, the size of each input row; 0 is allowed.
+        out_features: N, the size of each output row.
+        sequence_parallel: must be False in this version.
+        fuse_wgrad_accumulation: accumulate the weight gradient into ``weight.main_grad``, a
+            ``[out_features, in_features]`` tensor (fp32, bf16 or fp16) that the caller puts there, instead
+            of ``weight.grad``, which stays None. The buffer is overwritten when forward got
+            ``is_first_microbatch=True`` and added to otherwise.
+        tp_group: must have one member in this version.
+        tp_size: must be 1 in this version.
+        get_rng_state_tracker: returns a tracker whose ``fork()`` context the initialization runs in.
+        rng_tracker_name: the name passed to that ``fork()``.
+        init_method: called with the weight to fill it; None is ``normal_(mean=0, std=0.023)``.
+        bias: add a learnable bias.
+        return_bias: do not add the bias but return ``(y, bias)``, so that the caller can fuse the addition.
+        params_dtype: dtype of the parameters; None is `torch.get_default_dtype()`.
+        parallel_mode: None, "column" or "row"; without effect while tp_size is 1.
+        parameters_split: split weight and bias along dim 0 into parameters of their own: names, for equal
+            parts, or a dict of name to rows. ``("query_", "key_")`` gives ``query_weight``, ``query_bias``, …
+        device: where parameters are created. None: the device of an enclosing ``with torch.device(...)``,
+            else CUDA if there is one, else CPU. "meta" defers; then ``to_empty()`` and `reset_parameters()`.
+        ub_overlap_ag, ub_overlap_rs, ub_overlap_rs_dgrad, ub_bulk_dgrad, ub_bulk_wgrad, ub_name,
+            symmetric_ar_type: communication overlap; only the defaults work in this version.
+        delay_wgrad_compute: leave the weight gradient out of backward; each `backward_dw()` call then
+            computes it for the oldest backward that still waits.
+        save_original_input: accepted for compatibility; without a quantized recipe the input is always
+            what is saved.
+        name: a name for error reports and debugging.
+
+    Raises:
+        ValueError: an argument has a value that cannot work; the message names it.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        sequence_parallel: bool = False,
+        fuse_wgrad_accumulation: bool = False,
+        tp_group: Any = None,
+        tp_size: int = 1,
+        get_rng_state_tracker: Callable[[], Any] | None = None,
+        rng_tracker_name: str | None = None,
+        init_method: Callable[[Tensor], Any] | None = None,
+        bias: bool = True,
+        return_bias: bool = False,
+        params_dtype: torch.dtype | None = None,
+        parallel_mode: str | None = None,
+        parameters_split: Sequence[str] | Mapping[str, int] | None = None,
+        device: torch.device | str | int | None = None,
+        ub_overlap_ag: bool = False,
+        ub_overlap_rs: bool = False,
+        ub_overlap_rs_dgrad: bool = False,
+        ub_bulk_dgrad: bool = False,
+        ub_bulk_wgrad: bool = False,
+        ub_name: str | None = None,
+        delay_wgrad_compute: bool = False,
+        symmetric_ar_type: str | None = None,
+        save_original_input: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        later = "communication overlap is not in this version"
+        refuse(
+            "te_ops.Linear",
+            sequence_parallel=(sequence_parallel, False, "sequence parallelism is not in this version"),
+            tp_size=(tp_size, 1, "tensor parallelism is not in this version"),
+            ub_overlap_ag=(ub_overlap_ag, False, later),
+            ub_overlap_rs=(ub_overlap_rs, False, later),
+            ub_overlap_rs_dgrad=(ub_overlap_rs_dgrad, False, later),
+            ub_bulk_dgrad=(ub_bulk_dgrad, False, later),
+            ub_bulk_wgrad=(ub_bulk_wgrad, False, later),
+            ub_name=(ub_name, None, later),
+            symmetric_ar_type=(symmetric_ar_type, None, later),
+        )
+        if tp_group is not None and tp_group.size() != 1:
+            raise ValueError(f"te_ops.Linear: tp_group has {tp_group.size()} members: tensor parallelism is not in this version")
+        if parallel_mode not in (None, "column", "row"):
+            raise ValueError(f"te_ops.Linear: parallel_mode={parallel_mode!r}: must be None, 'column' or 'row'")
+        for argument, value in (("in_features", in_features), ("out_features", out_features)):
+            if not isinstance(value, int) or value < 0:
+                raise ValueError(f"te_ops.Linear: {argument}={value!r}: must be an integer >= 0")
+        dtype = torch.get_default_dtype() if params_dtype is None else params_dtype
+        if dtype not in _DTYPES:
+            raise ValueError(f"te_ops.Linear: params_dtype={dtype}: must be one of {', '.join(map(str, _DTYPES))}")
+
+        self.in_features = in_features
+        self.out_features = out_features
+        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
+        self.delay_wgrad_compute = delay_wgrad_compute
+        self.use_bias = bias
+        self.return_bias = return_bias
+        self.parallel_mode = parallel_mode
+        self.save_original_input = save_original_input
+        self.name = name
+        self._apply_bias = bias and not return_bias
+        self._plain = not fuse_wgrad_accumulation and not delay_wgrad_compute
+        self._init_method = init_method if init_method is not None else partial(nn.init.normal_, mean=0.0, std=0.023)
+        self._get_rng_state_tracker = get_rng_state_tracker
+        self._rng_tracker_name = rng_tracker_name
+        self._wgrad_hooks: list[Callable[[], Any]] = []
+
+        where = default_device() if device is None else torch.device(device)
+        sizes = _split_sizes(parameters_split, out_features)
+        self._is_split = parameters_split is not None
+        self.weight_names = tuple(f"{prefix}_weight" if prefix else "weight" for prefix in sizes)
+        self.bias_names = tuple(f"{prefix}_bias" if prefix else "bias" for prefix in sizes)
+        for weight_name, rows in zip(self.weight_names, sizes.values(), strict=True):
+            weight = torch.empty(rows, in_features, dtype=dtype, device=where)
+            self.register_parameter(weight_name, nn.Parameter(weight))
+        for bias_name, rows in zip(self.bias_names, sizes.values(), strict=True):
+            value = nn.Parameter(torch.empty(rows, dtype=dtype, device=where)) if bias else None
+            self.register_parameter(bias_name, value)
+        if delay_wgrad_compute:
+            self.register_buffer("_wgrad_token", _deferred.new_token(where), persistent=False)
+            if where.type != "meta":
+                weakref.finalize(self, _deferred.discard, self._wgrad_token.data_ptr())
+        if where.type != "meta":
+            self.reset_parameters()
+
+    # ------------------------------------------------------------------------------ parameters --------
+
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Fills the weights by ``init_method`` and the biases with 0.
+
+        Split weights are initialized as one tensor, so that fan-in and fan-out are the layer's.
+        """
+        if defer_init:
+            return
+        tracker = self._get_rng_state_tracker
+        if tracker is None:
+            fork: Any = nullcontext()
+        else:
+            fork = tracker().fork(self._rng_tracker_name) if self._rng_tracker_name else tracker().fork()
+        weights = [self.get_parameter(name) for name in self.weight_names]
+        with torch.no_grad():
+            with fork:
+                if not self._is_split:
+                    self._init_method(weights[0])
+                else:
+                    whole = torch.empty_like(torch.cat([w.detach() for w in weights]))
+                    self._init_method(whole)
+                    for weight, part in zip(weights, whole.split([w.shape[0] for w in weights]), strict=True):
+                        weight.copy_(part)
+            for name in self.bias_names:
+                if self.use_bias:
+                    self.get_parameter(name).zero_()
+
+    def _weight_parts(self) -> list[nn.Parameter]:
+        return [getattr(self, name) for name in self.weight_names]
+
+    def _main_grads(self) -> list[Tensor]:
+        grads = []
+        for name in self.weight_names:
+            weight = getattr(self, name)
+            grad = getattr(weight, "main_grad", None)
+            if grad is None:
+                raise RuntimeError(
+                    f"te_ops.Linear: fuse_wgrad_accumulation=True, but {name}.main_grad is not set: "
+                    f"give it a tensor of shape {list(weight.shape)} before the forward"
+                )
+            grads.append(grad)
+        return grads
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Module:
+        before = self._wgrad_token.data_ptr() if self.delay_wgrad_compute else 0
+        super()._apply(fn, recurse)
+        if self.delay_wgrad_compute:
+            _deferred.move(before, self._wgrad_token)
+        return self
+
+    # --------------------------------------------------------------------------------- running --------
+
+    def forward(
+        self,
+        inp: Tensor,
+        is_first_microbatch: bool | None = None,
+        fp8_output: bool = False,
+        fp8_grad: bool = False,
+    ) -> Any:
+        """Returns y of shape ``[*, out_features]``, or ``(y, bias)`` with ``return_bias=True``.
+
+        Args:
+            inp: ``[*, in_features]``: 1-D to N-D, any strides, any number of rows.
+            is_first_microbatch: with ``fuse_wgrad_accumulation``: True overwrites ``main_grad``, False and
+                None add to it. Without effect otherwise.
+            fp8_output, fp8_grad: must be False: they belong to the quantized recipes.
+
+        Raises:
+            RuntimeError: a wrong dtype, device, rank or size; the message names slot, value and rule.
+        """
+        if fp8_output or fp8_grad:
+            refuse(
+                "te_ops.Linear",
+                fp8_output=(fp8_output, False, "there is no quantized recipe in this version"),
+                fp8_grad=(fp8_grad, False, "there is no quantized recipe in this version"),
+            )
+        if not isinstance(inp, Tensor):
+            raise TypeError(f"te_ops.Linear: inp must be a torch.Tensor, not {type(inp).__name__}")
+        if self._is_split:
+            weight: Tensor = torch.cat(self._weight_parts())
+            bias = torch.cat([getattr(self, name) for name in self.bias_names]) if self.use_bias else None
+        else:
+            weight, bias = self.weight, self.bias
+        device_type = inp.device.type
+        if device_type != "meta" and torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
+            if inp.dtype in _DTYPES:
+                inp, weight = inp.to(dtype), weight.to(dtype)
+                bias = None if bias is None else bias.to(dtype)
+        b = bias if self._apply_bias else None
+        if not torch.is_grad_enabled() or not (
+            inp.requires_grad or weight.requires_grad or (b is not None and b.requires_grad)
+        ):
+            y = linear_fwd(LinearForward(x=inp, w=weight, b=b))
+        elif self._plain:
+            y = _LinearFunction.apply(inp, weight, b, None, False)
+        else:
+            token = self._wgrad_token if self.delay_wgrad_compute else None
+            fused = self.fuse_wgrad_accumulation and token is None and weight.requires_grad
+            main_grads = self._main_grads() if fused else ()
+            y = _LinearFunction.apply(inp, weight, b, token, is_first_microbatch is not True, *main_grads)
+        return (y, bias) if self.return_bias else y
+
+    # ------------------------------------------------------------------ delayed weight gradients --------
+
+    def need_backward_dw(self) -> bool:
+        """Whether `backward_dw()` has to be called after backward."""
+        return self.delay_wgrad_compute
+
+    def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[[], Any]) -> None:
+        """`hook()` runs after each `backward_dw()` has updated the gradients."""
+        self._wgrad_hooks.append(hook)
+
+    def backward_dw(self) -> None:
+        """Computes the weight gradient of the oldest backward that still waits, and accumulates it.
+
+        It goes to ``weight.grad``, or with ``fuse_wgrad_accumulation`` to ``weight.main_grad``. Does
+        nothing without ``delay_wgrad_compute``.
+
+        Raises:
+            RuntimeError: no backward is waiting.
+        """
+        if not self.delay_wgrad_compute:
+            return
+        entry = _deferred.pop(self._wgrad_token)
+        if entry is None:
+            raise RuntimeError("te_ops.Linear: backward_dw() was called, but no backward is waiting for it")
+        dy, x, accumulate = entry
+        with torch.no_grad():
+            if self.fuse_wgrad_accumulation:
+                _wgrad_into(self._main_grads(), dy, x, accumulate)
+            else:
+                _, dw, _ = linear_bwd(
+                    LinearBackward(dy=dy, x=x, w=None, need_dx=False, need_dw=True, need_db=False)
+                )
+                parts = self._weight_parts()
+                for weight, grad in zip(parts, dw.split([w.shape[0] for w in parts]), strict=True):
+                    if not weight.requires_grad:
+                        continue
+                    grad = grad.to(weight.dtype)
+                    weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
+        for hook in self._wgrad_hooks:
+            hook()
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}"
