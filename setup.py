@@ -138,7 +138,7 @@ class BuildExt(build_ext):
         commands = {source: [*c_command, "-c", source] for source in sources}
         if cuda:
             commands |= {source: [*c_command, "-c", source] for source in sorted(glob.glob("csrc/cuda/*.c"))}
-            nvcc = [str(cuda.nvcc), "-std=c++17", "-O3", "-lineinfo", *cuda.gencode(), "-Xcompiler", "-fPIC",
+            nvcc = [str(cuda.nvcc), "-std=c++17", "-O3", "-lineinfo", "-Ipython/te_ops/include", *cuda.gencode(), "-Xcompiler", "-fPIC",
                     "-Xcompiler", "-fvisibility=hidden", "-Xcompiler", "-Wall", "-Werror", "all-warnings"]  # fmt: skip
             commands |= {source: [*nvcc, "-c", source] for source in sorted(glob.glob("csrc/kernels/*.cu"))}
         headers = glob.glob("csrc/**/*.[hd]*", recursive=True) + glob.glob("python/te_ops/include/*.h")
@@ -150,7 +150,7 @@ class BuildExt(build_ext):
         output.parent.mkdir(parents=True, exist_ok=True)
         link = [*cc, "-shared", *sanitizers, "-o", str(output), *objects, "-ldl", "-lpthread"]
         if cuda:
-            link += [f"-L{cuda.lib}", "-lcudart_static", "-lrt"]
+            link += [f"-L{cuda.lib}", "-lcudart_static", "-lrt", "-lstdc++"]  # the static runtime is C++ inside
         self.run_command_line(link)
 
     def check_table(self, c_command: list[str], temp: Path) -> None:

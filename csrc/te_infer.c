@@ -87,22 +87,29 @@ static int check_dtype(const infer_state *s, int e) {
                   entry->name, print_shape(s, desc, shape));
 }
 
+static const char *print_device(const te_desc *desc, char *text) {
+  switch (desc->device_type) { /* PyTorch's codes */
+  case 0:
+    return "cpu";
+  case 1:
+    snprintf(text, 32, "cuda:%d", (int)desc->device_index);
+    return text;
+  case 14:
+    return "meta";
+  default:
+    snprintf(text, 32, "a device of type %d", (int)desc->device_type);
+    return text;
+  }
+}
+
 static int check_device(const infer_state *s, int e, int first) {
   const te_desc *a = &s->inputs[first], *b = &s->inputs[e];
   if (a->device_type == b->device_type && a->device_index == b->device_index) return TE_OK;
   char shape[SHAPE_TEXT];
-  const char *names[2];
-  char texts[2][24];
-  const te_desc *both[2] = {b, a};
-  for (int i = 0; i < 2; i++) {
-    /* PyTorch's device types: 0 is the CPU, 1 CUDA. */
-    snprintf(texts[i], sizeof texts[i], both[i]->device_type == 1 ? "cuda:%d" : "device type %d",
-             both[i]->device_type == 1 ? both[i]->device_index : both[i]->device_type);
-    names[i] = both[i]->device_type == 0 ? "cpu" : texts[i];
-  }
+  char here[32], there[32];
   return te__fail(s->status, "%s: %s is on %s: must be on the device of %s, %s (%s has shape %s)",
-                  s->op->full_name, s->op->entries[e].name, names[0], s->op->entries[first].name, names[1],
-                  s->op->entries[e].name, print_shape(s, b, shape));
+                  s->op->full_name, s->op->entries[e].name, print_device(b, here), s->op->entries[first].name,
+                  print_device(a, there), s->op->entries[e].name, print_shape(s, b, shape));
 }
 
 static int check_rank(const infer_state *s, int e) {
@@ -240,8 +247,11 @@ static int infer(const te_op *op, const te_arith *arith, const te_desc *inputs, 
     TE_TRY(check_rank(&s, e));
     if (entry->shape.spread >= 0) TE_TRY(bind_spread(&s, e));
   }
-  for (int e = 0; e < op->n_inputs; e++)
-    if (op->entries[e].kind == TE_KIND_TENSOR && inputs[e].present) bind_symbols(&s, e);
+  /* Slots without leading dims (weights) define the sizes, so that an error blames the activation. */
+  for (int pass = 0; pass < 2; pass++)
+    for (int e = 0; e < op->n_inputs; e++)
+      if (op->entries[e].kind == TE_KIND_TENSOR && inputs[e].present && (op->entries[e].shape.spread >= 0) == pass)
+        bind_symbols(&s, e);
   for (int e = 0; e < op->n_inputs; e++)
     if (op->entries[e].kind == TE_KIND_TENSOR && inputs[e].present) TE_TRY(check_dims(&s, e));
   for (int o = 0; o < op->n_outputs; o++) TE_TRY(infer_output(&s, op->n_inputs + o, &outputs[o]));

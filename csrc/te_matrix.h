@@ -28,13 +28,19 @@ static inline bool te__as_matrix(const te_tensor *t, te_matrix *m) {
   if (rows <= 1 && cols <= 1) row_stride = cols > 0 ? cols : 1, col_stride = 1;
   else if (rows <= 1) row_stride = col_stride == 1 ? cols : 1;
   else if (cols <= 1) col_stride = row_stride == 1 ? rows : 1;
-  *m = (te_matrix){t->data, rows, cols, row_stride, col_stride, t->dtype};
+  m->data = t->data;
+  m->rows = rows;
+  m->cols = cols;
+  m->row_stride = row_stride;
+  m->col_stride = col_stride;
+  m->dtype = t->dtype;
   if (rows == 0 || cols == 0) return true;
   return (col_stride == 1 && row_stride >= cols) || (row_stride == 1 && col_stride >= rows);
 }
 
 static inline te_matrix te__transposed(te_matrix m) {
-  return (te_matrix){m.data, m.cols, m.rows, m.col_stride, m.row_stride, m.dtype};
+  te_matrix t = {m.data, m.cols, m.rows, m.col_stride, m.row_stride, m.dtype};
+  return t;
 }
 
 #endif

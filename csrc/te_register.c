@@ -33,7 +33,7 @@ static te_boxed_fn *const entries[MAX_OPS] = {ALL(NAME)};
 /* CPU and CUDA have bodies. The others are registered so that a sparse or nested tensor gets our error
  * (which names the slot and the rule) instead of the dispatcher's. */
 static const char *const dispatch_keys[] = {"CPU",       "CUDA",         "SparseCPU",       "SparseCUDA",      "SparseCsrCPU",
-                                            "SparseCsrCUDA", "MkldnnCPU", "NestedTensorCPU", "NestedTensorCUDA"};
+                                            "SparseCsrCUDA", "MkldnnCPU", "NestedTensorCPU", "NestedTensorCUDA", "AutogradNestedTensor"};
 #define N_KEYS ((int)(sizeof dispatch_keys / sizeof *dispatch_keys))
 
 static int register_ops(const char *ns, int first, int count, te_status *status) {

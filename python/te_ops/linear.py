@@ -369,6 +369,8 @@ class Linear(Module):
             )
         if not isinstance(inp, Tensor):
             raise TypeError(f"te_ops.Linear: inp must be a torch.Tensor, not {type(inp).__name__}")
+        if inp.is_nested:
+            raise TypeError("te_ops.Linear: inp is a nested tensor: must be dense; use torch.nested.to_padded_tensor")
         if self._is_split:
             weight: Tensor = torch.cat(self._weight_parts())
             bias = torch.cat([getattr(self, name) for name in self.bias_names]) if self.use_bias else None

@@ -1,0 +1,67 @@
+/* Linear on CUDA: which GEMMs to run, and what to do when there is nothing to multiply. */
+#include "../te_spec.h"
+#include "../te_table.h"
+#include "te_cuda.h"
+#include <stdlib.h>
+
+static te_matrix matrix_of(const te_arg *arg) {
+  te_matrix m;
+  te__as_matrix(arg->buf, &m); /* the host passes only what can be seen as a matrix */
+  return m;
+}
+
+static bool is_empty(const te_matrix *m) { return m->rows == 0 || m->cols == 0; }
+
+int te__linear_fwd_cuda(const te_context *ctx, const te_arg *args) {
+  const te_linear_fwd *a = (const te_linear_fwd *)args;
+  te_matrix x = matrix_of(&a->x), w = matrix_of(&a->w), y = matrix_of(&a->y);
+  const void *bias = a->b.present ? a->b.buf->data : NULL;
+  if (is_empty(&y)) return TE_OK;
+  if (x.cols == 0) { /* K = 0: an empty sum, so y = b */
+    TE_CUDA_TRY(ctx, te__fill_rows(y.data, bias, y.rows, y.cols, te__dtype_size(y.dtype), ctx->stream));
+    return TE_OK;
+  }
+  return te__gemm(ctx, &(te_gemm){.a = x, .b = te__transposed(w), .d = y, .bias = bias});
+}
+
+/* d = a b + beta d, and the sums of a's rows if wanted; an empty sum is zero. */
+static int gradient(const te_context *ctx, te_matrix a, te_matrix b, te_matrix d, void *row_sums, float beta) {
+  if (!is_empty(&d) && a.cols > 0)
+    return te__gemm(ctx, &(te_gemm){.a = a, .b = b, .d = d, .row_sums = row_sums, .beta = beta});
+  if (!is_empty(&d) && beta == 0)
+    TE_CUDA_TRY(ctx, cudaMemsetAsync(d.data, 0, (size_t)(d.rows * d.cols) * te__dtype_size(d.dtype), ctx->stream));
+  return TE_OK;
+}
+
+static int bias_gradient(const te_context *ctx, te_matrix dy, void *db) {
+  void *partial;
+  if (dy.cols == 0) return TE_OK;
+  if (dy.rows == 0) {
+    TE_CUDA_TRY(ctx, cudaMemsetAsync(db, 0, (size_t)dy.cols * te__dtype_size(dy.dtype), ctx->stream));
+    return TE_OK;
+  }
+  TE_TRY(ctx->services->workspace(ctx, te__column_sums_workspace(dy.rows, dy.cols), &partial));
+  TE_CUDA_TRY(ctx, te__column_sums(&dy, db, partial, ctx->stream));
+  return TE_OK;
+}
+
+int te__linear_bwd_cuda(const te_context *ctx, const te_arg *args) {
+  const te_linear_bwd *a = (const te_linear_bwd *)args;
+  te_matrix dy = matrix_of(&a->dy);
+  void *db = a->db.present ? a->db.buf->data : NULL;
+  if (a->dx.present) TE_TRY(gradient(ctx, dy, matrix_of(&a->w), matrix_of(&a->dx), NULL, 0));
+  if (a->dw.present) {
+    te_matrix dw = matrix_of(&a->dw), x = matrix_of(&a->x);
+    /* The weight gradient reads dy anyway, so its GEMM can sum the columns on the way. */
+    bool fused = !getenv("TE_SEP") && db && !is_empty(&dw) && dy.rows > 0;
+    TE_TRY(gradient(ctx, te__transposed(dy), x, dw, fused ? db : NULL, 0));
+    if (fused) return TE_OK;
+  }
+  return db ? bias_gradient(ctx, dy, db) : TE_OK;
+}
+
+int te__linear_wgrad_cuda(const te_context *ctx, const te_arg *args) {
+  const te_linear_wgrad *a = (const te_linear_wgrad *)args;
+  te_matrix dy = matrix_of(&a->dy), x = matrix_of(&a->x), grad = matrix_of(&a->main_grad);
+  return gradient(ctx, te__transposed(dy), x, grad, NULL, a->accumulate.i ? 1.0f : 0.0f);
+}

@@ -1,0 +1,121 @@
+/* Sums over rows (the bias gradient): each element is read once, 16 bytes a thread where the layout allows,
+ * added in fp32 in an order that depends on the shape alone, so that runs agree to the bit.
+ *
+ * Floor: rows * cols * element size bytes. The partial sums are at most 1/32 of that. */
+#include "te_kernels.h"
+#include "../te_format.h"
+
+#define WARPS 8
+#define LANES 32
+#define MIN_ROWS_PER_BLOCK 32
+#define TARGET_BLOCKS 1024 /* several for each multiprocessor of the largest GPUs */
+
+/* --------------------------------------------------------------------------------------- kernels ------ */
+
+template <int SIZE> struct element;
+template <> struct element<2> {
+  typedef uint16_t type;
+};
+template <> struct element<4> {
+  typedef float type;
+};
+
+template <te_dtype DTYPE> __device__ float load(typename element<DTYPE == TE_f32 ? 4 : 2>::type x) {
+  if constexpr (DTYPE == TE_bf16) return te_bf16_to_f32(x);
+  else if constexpr (DTYPE == TE_f16) return te_f16_to_f32(x);
+  else return x;
+}
+
+template <te_dtype DTYPE> __device__ void store(void *out, int64_t i, float value) {
+  if constexpr (DTYPE == TE_bf16) ((uint16_t *)out)[i] = te_f32_to_bf16(value);
+  else if constexpr (DTYPE == TE_f16) ((uint16_t *)out)[i] = te_f32_to_f16(value);
+  else ((float *)out)[i] = value;
+}
+
+/* Each block sums a range of rows of LANES * VEC columns. With one block of rows the result is final. */
+template <te_dtype DTYPE, int VEC>
+__global__ void __launch_bounds__(WARPS *LANES)
+    sum_rows(const void *__restrict__ data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride,
+             int64_t rows_per_block, float *__restrict__ partial, void *__restrict__ sums) {
+  typedef typename element<DTYPE == TE_f32 ? 4 : 2>::type T;
+  struct alignas(sizeof(T) * VEC) vec {
+    T v[VEC];
+  };
+  __shared__ float tile[WARPS][LANES * VEC + 1];
+  int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+  int64_t first = (int64_t)blockIdx.x * LANES * VEC, col = first + lane * VEC;
+  int64_t begin = (int64_t)blockIdx.y * rows_per_block, end = min(rows, begin + rows_per_block);
+  const T *base = (const T *)data + col * col_stride;
+  float acc[VEC] = {};
+  if (col < cols) {
+#pragma unroll 8
+    for (int64_t r = begin + warp; r < end; r += WARPS) {
+      vec x = *(const vec *)(base + r * row_stride);
+#pragma unroll
+      for (int i = 0; i < VEC; i++) acc[i] += load<DTYPE>(x.v[i]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < VEC; i++) tile[warp][lane * VEC + i] = acc[i];
+  __syncthreads();
+  for (int c = threadIdx.x; c < LANES * VEC && first + c < cols; c += WARPS * LANES) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) sum += tile[w][c];
+    if (gridDim.y == 1) store<DTYPE>(sums, first + c, sum);
+    else partial[blockIdx.y * cols + first + c] = sum;
+  }
+}
+
+template <te_dtype DTYPE>
+__global__ void sum_partials(const float *__restrict__ partial, int64_t n, int64_t cols, void *__restrict__ sums) {
+  int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+  if (c >= cols) return;
+  float sum = 0;
+#pragma unroll 8
+  for (int64_t i = 0; i < n; i++) sum += partial[i * cols + c];
+  store<DTYPE>(sums, c, sum);
+}
+
+/* ------------------------------------------------------------------------------------- launchers ------ */
+
+static int64_t row_blocks(int64_t rows, int64_t cols) {
+  int64_t across = (cols + 255) / 256, wanted = (TARGET_BLOCKS + across - 1) / across;
+  int64_t most = (rows + MIN_ROWS_PER_BLOCK - 1) / MIN_ROWS_PER_BLOCK;
+  int64_t n = wanted < most ? wanted : most;
+  return n < 1 ? 1 : n;
+}
+
+extern "C" size_t te__column_sums_workspace(int64_t rows, int64_t cols) {
+  int64_t n = row_blocks(rows, cols);
+  return n > 1 ? (size_t)(n * cols) * sizeof(float) : 0;
+}
+
+template <te_dtype DTYPE>
+static cudaError_t launch(const te_matrix *m, void *sums, float *partial, cudaStream_t stream) {
+  constexpr int size = DTYPE == TE_f32 ? 4 : 2, wide = 16 / size;
+  int64_t n = row_blocks(m->rows, m->cols), per_block = (m->rows + n - 1) / n;
+  bool vectorized = m->col_stride == 1 && m->row_stride % wide == 0 && m->cols % wide == 0 && (uintptr_t)m->data % 16 == 0;
+  int64_t tile = vectorized ? LANES * wide : LANES;
+  dim3 grid((unsigned)((m->cols + tile - 1) / tile), (unsigned)n);
+  if (vectorized)
+    sum_rows<DTYPE, wide><<<grid, WARPS * LANES, 0, stream>>>(m->data, m->rows, m->cols, m->row_stride, 1, per_block, partial, sums);
+  else
+    sum_rows<DTYPE, 1><<<grid, WARPS * LANES, 0, stream>>>(m->data, m->rows, m->cols, m->row_stride, m->col_stride, per_block, partial, sums);
+  if (n > 1)
+    sum_partials<DTYPE><<<(unsigned)((m->cols + 127) / 128), 128, 0, stream>>>(partial, n, m->cols, sums);
+  return cudaGetLastError();
+}
+
+extern "C" cudaError_t te__column_sums(const te_matrix *m, void *sums, float *partial, cudaStream_t stream) {
+  switch (m->dtype) {
+  case TE_bf16:
+    return launch<TE_bf16>(m, sums, partial, stream);
+  case TE_f16:
+    return launch<TE_f16>(m, sums, partial, stream);
+  case TE_f32:
+    return launch<TE_f32>(m, sums, partial, stream);
+  default:
+    return cudaErrorInvalidValue;
+  }
+}

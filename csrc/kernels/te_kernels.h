@@ -1,0 +1,24 @@
+/* Launchers of the kernels in this folder. They only enqueue work, and return the launch's status. */
+#ifndef TE_KERNELS_H
+#define TE_KERNELS_H
+
+#include <cuda_runtime_api.h>
+
+#include "../te_matrix.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* sums[c] = the sum over r of m[r][c], added in fp32 in a fixed order, stored in m's dtype.
+ * `partial` has te__column_sums_workspace() bytes. */
+size_t te__column_sums_workspace(int64_t rows, int64_t cols);
+cudaError_t te__column_sums(const te_matrix *m, void *sums, float *partial, cudaStream_t stream);
+
+/* Every row of `out` (elements of `size` bytes, contiguous) becomes `row`, or zero if that is NULL. */
+cudaError_t te__fill_rows(void *out, const void *row, int64_t rows, int64_t cols, size_t size, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
