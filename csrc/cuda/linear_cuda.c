@@ -2,7 +2,6 @@
 #include "../te_spec.h"
 #include "../te_table.h"
 #include "te_cuda.h"
-#include <stdlib.h>
 
 static te_matrix matrix_of(const te_arg *arg) {
   te_matrix m;
@@ -53,7 +52,7 @@ int te__linear_bwd_cuda(const te_context *ctx, const te_arg *args) {
   if (a->dw.present) {
     te_matrix dw = matrix_of(&a->dw), x = matrix_of(&a->x);
     /* The weight gradient reads dy anyway, so its GEMM can sum the columns on the way. */
-    bool fused = !getenv("TE_SEP") && db && !is_empty(&dw) && dy.rows > 0;
+    bool fused = db && !is_empty(&dw) && dy.rows > 0;
     TE_TRY(gradient(ctx, te__transposed(dy), x, dw, fused ? db : NULL, 0));
     if (fused) return TE_OK;
   }

@@ -73,7 +73,7 @@ class _NoDoubleBackward(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         return tuple(None if t is None else t.view_as(t) for t in tensors[:count])
 
     @staticmethod
@@ -81,54 +81,75 @@ class _NoDoubleBackward(torch.autograd.Function):
         raise RuntimeError("te_ops.Linear: double backward is not supported: its gradients cannot be differentiated again")
 
 
+def _seal(*grads: Tensor | None, sources: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """With ``create_graph=True``: the gradients, tied to what a second derivative would have to reach."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        sealed: tuple[Tensor | None, ...] = _NoDoubleBackward.apply(len(grads), *grads, *sources)
+        return sealed
+    return grads
+
+
 class _LinearFunction(torch.autograd.Function):
+    """The usual case: every gradient goes to autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        needs = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs[1] else None, w if needs[0] else None)
+        y: Tensor = linear_fwd(LinearForward(x=x, w=w, b=b))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+        x, w = ctx.saved_tensors
+        need_dx, need_dw, need_db = ctx.needs_input_grad
+        grads = linear_bwd(
+            LinearBackward(dy=dy, x=x, w=w, need_dx=need_dx, need_dw=need_dw, need_db=need_db)
+        )
+        return _seal(*grads, sources=(dy, x, w))
+
+
+class _LinearWgradElsewhere(torch.autograd.Function):
+    """The weight gradient goes into `main_grads`, or waits in the queue of `token` for `backward_dw()`."""
+
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        w: Tensor,
-        b: Tensor | None,
-        token: Tensor | None,
-        accumulate: bool,
-        *main_grads: Tensor,
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, token: Tensor | None, accumulate: bool, *main_grads: Tensor
     ) -> Tensor:
-        need_dx, need_dw, _ = ctx.needs_input_grad[:3]
-        ctx.save_for_backward(x if need_dw else None, w if need_dx else None)
+        needs = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs[1] else None, w if needs[0] else None)
         ctx.token = token
         ctx.accumulate = accumulate
         ctx.main_grads = main_grads
-        result: Tensor = linear_fwd(LinearForward(x=x, w=w, b=b))
-        return result
+        y: Tensor = linear_fwd(LinearForward(x=x, w=w, b=b))
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
         x, w = ctx.saved_tensors
         need_dx, need_dw, need_db = ctx.needs_input_grad[:3]
-        main_grads, token = ctx.main_grads, ctx.token
-        elsewhere = need_dw and (token is not None or len(main_grads) > 0)
-        need_dw_here = need_dw and not elsewhere
-        dx = dw = db = None
-        if need_dx or need_dw_here or need_db:
-            dx, dw, db = linear_bwd(
-                LinearBackward(
-                    dy=dy,
-                    x=x if need_dw_here else None,
-                    w=w,
-                    need_dx=need_dx,
-                    need_dw=need_dw_here,
-                    need_db=need_db,
-                )
+        dx = db = None
+        if need_dx or need_db:
+            dx, _, db = linear_bwd(
+                LinearBackward(dy=dy, x=None, w=w, need_dx=need_dx, need_dw=False, need_db=need_db)
             )
-        if elsewhere:
-            if token is None:
-                _wgrad_into(main_grads, dy, x, ctx.accumulate)
-            elif torch.compiler.is_compiling():
-                _deferred.defer_wgrad(dy, x, token, ctx.accumulate)
-            else:
-                _deferred.append(_deferred.Entry(dy.detach(), x.detach(), ctx.accumulate), token)
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
-            dx, dw, db = _NoDoubleBackward.apply(3, dx, dw, db, dy, x, w)
-        return (dx, dw, db, None, None, *(None for _ in main_grads))
+        if need_dw and ctx.token is None:
+            _wgrad_into(ctx.main_grads, dy, x, ctx.accumulate)
+        elif need_dw and torch.compiler.is_compiling():
+            _deferred.defer_wgrad(dy, x, ctx.token, ctx.accumulate)
+        elif need_dw:
+            _deferred.append(_deferred.Entry(dy.detach(), x.detach(), ctx.accumulate), ctx.token)
+        dx, db = _seal(dx, db, sources=(dy, x, w))
+        return (dx, None, db, None, None, *(None for _ in ctx.main_grads))
+
+
+def _autocast(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Casts as autocast does for `torch.nn.functional.linear`; what it leaves alone stays as it is."""
+    device_type = x.device.type
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type) or x.dtype not in _DTYPES:
+        return x, w, b
+    dtype = torch.get_autocast_dtype(device_type)
+    return x.to(dtype), w.to(dtype), None if b is None else b.to(dtype)
 
 
 def _split_sizes(parameters_split: Any, out_features: int) -> dict[str, int]:
@@ -376,24 +397,20 @@ class Linear(Module):
             bias = torch.cat([getattr(self, name) for name in self.bias_names]) if self.use_bias else None
         else:
             weight, bias = self.weight, self.bias
-        device_type = inp.device.type
-        if device_type != "meta" and torch.is_autocast_enabled(device_type):
-            dtype = torch.get_autocast_dtype(device_type)
-            if inp.dtype in _DTYPES:
-                inp, weight = inp.to(dtype), weight.to(dtype)
-                bias = None if bias is None else bias.to(dtype)
+        if torch.is_autocast_enabled("cuda" if inp.is_cuda else "cpu"):
+            inp, weight, bias = _autocast(inp, weight, bias)
         b = bias if self._apply_bias else None
         if not torch.is_grad_enabled() or not (
             inp.requires_grad or weight.requires_grad or (b is not None and b.requires_grad)
         ):
             y = linear_fwd(LinearForward(x=inp, w=weight, b=b))
         elif self._plain:
-            y = _LinearFunction.apply(inp, weight, b, None, False)
+            y = _LinearFunction.apply(inp, weight, b)
         else:
             token = self._wgrad_token if self.delay_wgrad_compute else None
             fused = self.fuse_wgrad_accumulation and token is None and weight.requires_grad
             main_grads = self._main_grads() if fused else ()
-            y = _LinearFunction.apply(inp, weight, b, token, is_first_microbatch is not True, *main_grads)
+            y = _LinearWgradElsewhere.apply(inp, weight, b, token, is_first_microbatch is not True, *main_grads)
         return (y, bias) if self.return_bias else y
 
     # ------------------------------------------------------------------ delayed weight gradients --------
