@@ -164,8 +164,10 @@ static int allocate(frame *f, const int64_t *sizes, int ndim, te_dtype dtype, At
     TE_REQUIRE(&f->status, !overflow, "%s: a result would have more than 2^63 elements", f->op->full_name);
   }
   TE_REQUIRE(&f->status, step <= INT64_MAX / 16, "%s: a result of %lld elements is too large", f->op->full_name, (long long)step);
-  TE_TORCH_TRY(&f->status, aoti_torch_empty_strided, ndim, sizes, strides, te__torch.dtype_code[dtype],
-               f->device_type, f->context.device_index, out);
+  if (te__torch.aoti_torch_empty_strided(ndim, sizes, strides, te__torch.dtype_code[dtype], f->device_type,
+                                         f->context.device_index, out) != 0)
+    return te__fail(&f->status, "%s: cannot allocate %lld elements of %s: %s", f->op->full_name, (long long)step,
+                    te__dtype_name(dtype), te__torch_last_error());
   int64_t *own_sizes, *own_strides;
   TE_TORCH_TRY(&f->status, aoti_torch_get_sizes, *out, &own_sizes);
   TE_TORCH_TRY(&f->status, aoti_torch_get_strides, *out, &own_strides);
@@ -242,8 +244,6 @@ static int run(frame *f, StableIValue *stack) {
     if (op->entries[e].kind == TE_KIND_TENSOR) TE_TRY(describe(f, e));
   TE_TRY(te__infer(op, &arith, f->descs, f->outputs, &f->status));
   TE_TRY(enter_device(f, &body));
-  for (int e = 0; e < op->n_inputs; e++)
-    if (f->tensors[e]) TE_TRY(prepare_input(f, e));
   for (int o = 0; o < op->n_outputs; o++) {
     static const int64_t empty[1] = {0};
     int e = op->n_inputs + o;
@@ -254,6 +254,8 @@ static int run(frame *f, StableIValue *stack) {
     else if (op->is_mutating) /* such an operator cannot return None: absent is an empty tensor */
       TE_TRY(allocate(f, empty, 1, out->dtype, &f->tensors[e], &f->buffers[e]));
   }
+  for (int e = 0; e < op->n_inputs; e++)
+    if (f->tensors[e]) TE_TRY(prepare_input(f, e));
   point_args(f);
   TE_TRY(body(&f->context, f->args));
   for (int o = 0; o < op->n_outputs; o++) {
@@ -299,7 +301,8 @@ void te__dispatch(const te_op *op, uint64_t *stack, uint64_t n_args, uint64_t n_
   int rc = run(&f, stack);
   release(&f);
   if (rc != TE_OK) {
-    if (f.status.code == TE_OK) te__fail(&f.status, "%s: failed without a reason", op->full_name);
+    if (f.status.code == TE_OK) te__fail(&f.status, "failed without a reason");
+    te__name_failure(&f.status, op->full_name);
     te__torch_raise(&f.status);
   }
 }

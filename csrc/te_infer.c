@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SHAPE_TEXT 256
+#define SHAPE_TEXT 512 /* a message that has one still fits into TE_MESSAGE_SIZE */
 #define NUM_TEXT 48
 
 typedef struct symbol_state {
@@ -26,13 +26,14 @@ typedef struct infer_state {
 
 static const char *print_shape(const infer_state *s, const te_desc *desc, char *text) {
   size_t used = 0;
+  int i = 0;
   text[used++] = '[';
-  for (int i = 0; i < desc->ndim && used < SHAPE_TEXT - NUM_TEXT - 8; i++) {
+  for (; i < desc->ndim && used < SHAPE_TEXT - NUM_TEXT - 8; i++) {
     char number[NUM_TEXT];
     s->arith->print(s->arith->user, desc->sizes[i], number, sizeof number);
     used += (size_t)snprintf(text + used, SHAPE_TEXT - used, "%s%s", i ? ", " : "", number);
   }
-  snprintf(text + used, SHAPE_TEXT - used, "]");
+  snprintf(text + used, SHAPE_TEXT - used, "%s]", i < desc->ndim ? ", ..." : "");
   return text;
 }
 
@@ -50,7 +51,13 @@ static const char *flag_name(const te_op *op, te_condition c) {
 static int check_presence(const infer_state *s, int e) {
   const te_entry *entry = &s->op->entries[e];
   bool present = s->inputs[e].present;
-  if (entry->is_optional) return TE_OK;
+  if (entry->is_optional) {
+    int first = e - entry->buffer; /* a slot's buffers are neighbours; a body gets one `present` for all */
+    TE_REQUIRE(s->status, present == s->inputs[first].present,
+               "%s: %s is %s although %s is %s: they are parts of one tensor", s->op->full_name, entry->name,
+               present ? "present" : "absent", s->op->entries[first].name, present ? "absent" : "present");
+    return TE_OK;
+  }
   if (entry->condition.entry < 0) {
     TE_REQUIRE(s->status, present, "%s: %s is absent: it is required", s->op->full_name, entry->name);
     return TE_OK;
@@ -224,7 +231,11 @@ static int infer_output(const infer_state *s, int e, te_out_desc *out) {
     te_num *size = &out->sizes[out->ndim++];
     TE_TRY(te__dim_eval(&entry->shape.dims[i], s->arith, s->values, size));
     TE_TRY(s->arith->negative(s->arith->user, *size, &negative));
-    TE_REQUIRE(s->status, !negative, "%s: %s[%d] would be negative", op->full_name, entry->name, out->ndim - 1);
+    if (!negative) continue;
+    char number[NUM_TEXT];
+    s->arith->print(s->arith->user, *size, number, sizeof number);
+    return te__fail(s->status, "%s: %s[%d] would be %s: must not be negative", op->full_name, entry->name,
+                    (int)out->ndim - 1, number);
   }
   return TE_OK;
 }
@@ -261,11 +272,6 @@ static int infer(const te_op *op, const te_arith *arith, const te_desc *inputs, 
 int te__infer(const te_op *op, const te_arith *arith, const te_desc *inputs, te_out_desc *outputs,
               te_status *status) {
   int rc = infer(op, arith, inputs, outputs, status);
-  /* The arithmetic does not know for which operator it computes. */
-  if (rc != TE_OK && status->code != TE_OK && strncmp(status->message, op->full_name, strlen(op->full_name)) != 0) {
-    char reason[TE_MESSAGE_SIZE - 2 * TE_NAME_SIZE - 4];
-    snprintf(reason, sizeof reason, "%.*s", (int)sizeof reason - 1, status->message);
-    snprintf(status->message, sizeof status->message, "%s: %s", op->full_name, reason);
-  }
+  if (rc != TE_OK) te__name_failure(status, op->full_name); /* the arithmetic does not know for whom it computes */
   return rc;
 }

@@ -16,25 +16,31 @@ typedef struct te_matrix {
 static inline bool te__as_matrix(const te_tensor *t, te_matrix *m) {
   int64_t rows = 1, row_stride = 0;
   int32_t last = t->ndim - 1;
+  bool walkable = true;
   for (int32_t i = last - 1; i >= 0; i--) {
     if (t->sizes[i] == 1) continue;
     if (rows == 1)
       row_stride = t->strides[i];
-    else if (t->strides[i] != row_stride * rows)
-      return false;
+    else if (walkable) /* not after the first mismatch: the product may overflow then */
+      walkable = t->strides[i] == row_stride * rows;
     rows *= t->sizes[i];
   }
   int64_t cols = t->ndim ? t->sizes[last] : 1, col_stride = t->ndim ? t->strides[last] : 1;
-  if (rows <= 1 && cols <= 1) row_stride = cols > 0 ? cols : 1, col_stride = 1;
-  else if (rows <= 1) row_stride = col_stride == 1 ? cols : 1;
-  else if (cols <= 1) col_stride = row_stride == 1 ? rows : 1;
+  if (rows == 0 || cols == 0) { /* nothing to walk, whatever the strides say */
+    te_matrix empty = {t->data, rows, cols, cols > 0 ? cols : 1, 1, t->dtype};
+    *m = empty;
+    return true;
+  }
+  if (!walkable) return false;
+  if (rows == 1 && cols == 1) row_stride = col_stride = 1;
+  else if (rows == 1) row_stride = col_stride == 1 ? cols : 1;
+  else if (cols == 1) col_stride = row_stride == 1 ? rows : 1;
   m->data = t->data;
   m->rows = rows;
   m->cols = cols;
   m->row_stride = row_stride;
   m->col_stride = col_stride;
   m->dtype = t->dtype;
-  if (rows == 0 || cols == 0) return true;
   return (col_stride == 1 && row_stride >= cols) || (row_stride == 1 && col_stride >= rows);
 }
 

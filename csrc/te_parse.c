@@ -2,6 +2,7 @@
 #include "te_spec.h"
 
 #include <ctype.h>
+#include <math.h>
 #include <stdlib.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +16,11 @@ typedef struct parser {
   const char *at;
   const char **symbols; /* names that dims may use; NULL: the operator's own, new ones are added */
   int n_symbols;
+  int depth; /* of parse_atom() */
 } parser;
+
+/* Parentheses cost no step, so the steps do not bound the recursion. */
+#define MAX_DEPTH 64
 
 static const struct {
   const char *id, *name;
@@ -79,6 +84,17 @@ static bool take_name(parser *p, char *name) {
   return true;
 }
 
+/* take_name() cuts what is longer than a name may be, which is never what the row means. */
+static int check_name_lengths(parser *p) {
+  for (const char *at = p->text; *at;) {
+    size_t n = 0;
+    while (isalnum((unsigned char)at[n]) || at[n] == '_') n++;
+    if (n >= TE_NAME_SIZE && !isdigit((unsigned char)*at)) FAIL_AT(p, at, "the name is too long%s", "");
+    at += n ? n : 1;
+  }
+  return TE_OK;
+}
+
 static bool take_word(parser *p, const char *word) {
   char name[TE_NAME_SIZE];
   const char *start = p->at;
@@ -110,6 +126,14 @@ static int emit(parser *p, te_dim *dim, int code, int operand) {
 
 static int parse_sum(parser *p, te_dim *dim);
 
+static int parse_nested(parser *p, te_dim *dim) {
+  if (p->depth == MAX_DEPTH) FAIL_AT(p, p->at, "the expression is nested too deeply%s", "");
+  p->depth++;
+  int rc = parse_sum(p, dim);
+  p->depth--;
+  return rc;
+}
+
 static int parse_atom(parser *p, te_dim *dim) {
   char name[TE_NAME_SIZE];
   skip_space(p);
@@ -122,16 +146,16 @@ static int parse_atom(parser *p, te_dim *dim) {
     return emit(p, dim, TE_DIM_CONST, (int)value);
   }
   if (take(p, '(')) {
-    TE_TRY(parse_sum(p, dim));
+    TE_TRY(parse_nested(p, dim));
     return expect(p, ')');
   }
   if (!take_name(p, name)) FAIL_AT(p, start, "expected a symbol, an integer or '('%s", "");
   bool is_ceil = strcmp(name, "ceil") == 0;
   if (is_ceil || strcmp(name, "up") == 0) {
     TE_TRY(expect(p, '('));
-    TE_TRY(parse_sum(p, dim));
+    TE_TRY(parse_nested(p, dim));
     TE_TRY(expect(p, ','));
-    TE_TRY(parse_sum(p, dim));
+    TE_TRY(parse_nested(p, dim));
     TE_TRY(expect(p, ')'));
     return emit(p, dim, is_ceil ? TE_DIM_CEIL : TE_DIM_UP, 0);
   }
@@ -236,36 +260,51 @@ static int parse_flag(parser *p, te_condition *condition) {
   skip_space(p);
   const char *start = p->at;
   if (!take_name(p, name)) FAIL_AT(p, start, "expected a flag after 'if'%s", "");
-  /* A condition may stand before its flag, so look at the row's text instead of at parsed entries. */
+  /* A condition may stand before its flag, so look at the row's text instead of at parsed entries; the
+   * slot is resolved to its entry at the end of te__parse_op(). */
   const te_slot_row *slots = p->op->row->slots;
-  for (int s = 0, e = 0; slots[s].name; s++) {
-    if (slots[s].is_output) break;
-    const char *type = slots[s].type + strspn(slots[s].type, " ");
-    if (strcmp(slots[s].name, name) == 0 && strncmp(type, "bool", 4) == 0) {
-      *condition = (te_condition){s, -1}; /* resolved to an entry in finish() */
-      return TE_OK;
+  for (int s = 0; slots[s].name && !slots[s].is_output; s++) {
+    parser q = {.at = slots[s].type};
+    if (take_word(&q, "bool")) {
+      if (strcmp(slots[s].name, name) == 0) return *condition = (te_condition){s, -1}, TE_OK;
+    } else if (take_word(&q, "bits")) {
+      char flag[TE_NAME_SIZE];
+      for (int bit = 0; take_name(&q, flag); bit++)
+        if (strcmp(flag, name) == 0) return *condition = (te_condition){s, bit}, TE_OK;
     }
-    if (strncmp(type, "bits ", 5) != 0) continue;
-    char copy[TE_MAX_FLAGS * TE_NAME_SIZE];
-    snprintf(copy, sizeof copy, "%s", type + 5);
-    char *rest = NULL;
-    e = 0;
-    for (char *flag = strtok_r(copy, " ", &rest); flag; flag = strtok_r(NULL, " ", &rest), e++)
-      if (strcmp(flag, name) == 0) return *condition = (te_condition){s, e}, TE_OK;
   }
   FAIL_AT(p, start, "no bits or bool slot has the flag '%s'", name);
 }
 
+/* A flag is a field of the row's argument bundle, as a slot is: their names share one space. */
+static int check_flag_name(parser *p, const te_entry *entry, const char *where, const char *flag) {
+  const te_op *op = p->op;
+  bool taken = false;
+  for (const te_slot_row *slot = op->row->slots; slot->name; slot++) taken |= strcmp(slot->name, flag) == 0;
+  for (int f = 0; f < entry->n_flags; f++) taken |= strcmp(entry->flags[f], flag) == 0;
+  for (int e = 0; e < op->n_inputs; e++)
+    for (int f = 0; f < op->entries[e].n_flags; f++) taken |= strcmp(op->entries[e].flags[f], flag) == 0;
+  if (taken) FAIL_AT(p, where, "the name '%s' is used twice", flag);
+  return TE_OK;
+}
+
+static int parse_flags(parser *p, te_entry *entry) {
+  for (;;) {
+    char flag[TE_NAME_SIZE];
+    skip_space(p);
+    const char *start = p->at;
+    if (!take_name(p, flag)) break;
+    if (entry->n_flags == TE_MAX_FLAGS) FAIL_AT(p, start, "too many flags%s", "");
+    TE_TRY(check_flag_name(p, entry, start, flag));
+    memcpy(entry->flags[entry->n_flags++], flag, sizeof flag);
+  }
+  if (entry->n_flags == 0) FAIL_AT(p, p->at, "bits needs at least one flag%s", "");
+  return TE_OK;
+}
+
 static int parse_scalar(parser *p, te_entry *entry) {
   char *end;
-  if (entry->kind == TE_KIND_BITS) {
-    while (take_name(p, entry->flags[entry->n_flags < TE_MAX_FLAGS ? entry->n_flags : 0])) {
-      if (entry->n_flags == TE_MAX_FLAGS) FAIL_AT(p, p->at, "too many flags%s", "");
-      entry->n_flags++;
-    }
-    if (entry->n_flags == 0) FAIL_AT(p, p->at, "bits needs at least one flag%s", "");
-    return TE_OK;
-  }
+  if (entry->kind == TE_KIND_BITS) return parse_flags(p, entry);
   if (!take(p, '=')) return TE_OK;
   skip_space(p);
   entry->has_default = true;
@@ -274,8 +313,17 @@ static int parse_scalar(parser *p, te_entry *entry) {
     if (take_word(p, "False")) return entry->default_value = 0, TE_OK;
     FAIL_AT(p, p->at, "expected True or False%s", "");
   }
-  entry->default_value = strtod(p->at, &end);
-  if (end == p->at) FAIL_AT(p, p->at, "expected a number%s", "");
+  if (entry->kind == TE_KIND_INT) {
+    const long long limit = 1LL << 53; /* what the double that holds it can tell apart */
+    long long value = strtoll(p->at, &end, 10);
+    if (end == p->at) FAIL_AT(p, p->at, "expected an integer%s", "");
+    if (value > limit || value < -limit) FAIL_AT(p, p->at, "the default is too large%s", "");
+    entry->default_value = (double)value;
+  } else {
+    entry->default_value = strtod(p->at, &end);
+    /* A schema has no way to write infinity or NaN. */
+    if (end == p->at || !isfinite(entry->default_value)) FAIL_AT(p, p->at, "expected a number%s", "");
+  }
   p->at = end;
   return TE_OK;
 }
@@ -284,12 +332,14 @@ static int parse_modifiers(parser *p, te_entry *entry, bool is_output) {
   for (;;) {
     skip_space(p);
     const char *start = p->at;
+    bool has_condition = entry->condition.entry >= 0, is_condition = false;
     if (take(p, '?')) entry->is_optional = true;
     else if (take(p, '!')) entry->is_mutable = true;
     else if (take_word(p, "strided")) entry->is_strided = true;
-    else if (take_word(p, "if")) TE_TRY(parse_flag(p, &entry->condition));
+    else if ((is_condition = take_word(p, "if"))) TE_TRY(parse_flag(p, &entry->condition));
     else return TE_OK;
-    if (is_output && entry->condition.entry < 0) FAIL_AT(p, start, "an output's only modifier is 'if FLAG'%s", "");
+    if (is_condition && has_condition) FAIL_AT(p, start, "a slot has one 'if'%s", "");
+    if (is_output && !is_condition) FAIL_AT(p, start, "an output's only modifier is 'if FLAG'%s", "");
     if (entry->is_mutable && entry->is_strided) FAIL_AT(p, start, "a slot is '!' or 'strided', not both%s", "");
     if (entry->is_optional && entry->condition.entry >= 0) FAIL_AT(p, start, "a slot is '?' or 'if', not both%s", "");
   }
@@ -315,6 +365,7 @@ static int add_entry(parser *p, const te_entry *entry) {
 /* A slot whose format has several buffers: one entry a buffer, named <slot>_<buffer>. */
 static int add_buffers(parser *p, const te_entry *slot, const te_format_row *format) {
   static const char *format_symbols[] = {"M", "K"};
+  if (!format->buffers[0].name) FAIL_AT(p, p->at, "format '%s' has no buffers", format->name);
   for (int b = 0; format->buffers[b].name; b++) {
     if (b == TE_MAX_BUFFERS) FAIL_AT(p, p->at, "format '%s' has too many buffers", format->name);
     char name[TE_NAME_SIZE];
@@ -322,20 +373,22 @@ static int add_buffers(parser *p, const te_entry *slot, const te_format_row *for
     te_shape shape;
     char context[2 * TE_NAME_SIZE];
     snprintf(context, sizeof context, "%s:%s.%s", slot->name, format->name, format->buffers[b].name);
-    parser q = {p->op, NULL, p->status, context, format->buffers[b].type, format->buffers[b].type, format_symbols, 2};
-    if (!take_name(&q, name)) FAIL_AT(&q, q.at, "expected a dtype%s", "");
+    parser q = {p->op, NULL, p->status, context, format->buffers[b].type, format->buffers[b].type, format_symbols, 2, 0};
+    TE_TRY(check_name_lengths(&q));
+    skip_space(&q);
+    const char *start = q.at;
+    if (!take_name(&q, name)) FAIL_AT(&q, start, "expected a dtype%s", "");
     entry.dtypes = 0;
     for (int d = 0; d < TE_DTYPE_COUNT; d++)
       if (strcmp(name, te__dtype_id((te_dtype)d)) == 0) entry.dtypes = 1u << d;
-    if (!entry.dtypes) FAIL_AT(&q, q.text, "unknown dtype '%s'", name);
+    if (!entry.dtypes) FAIL_AT(&q, start, "unknown dtype '%s'", name);
     TE_TRY(parse_shape(&q, &shape));
     skip_space(&q);
     if (*q.at) FAIL_AT(&q, q.at, "unexpected '%s'", q.at);
     TE_TRY(format_shape(p, &shape, &slot->shape, &entry.shape));
     entry.buffer = b;
-    int n = snprintf(entry.name, sizeof entry.name, "%.*s_%.*s", TE_NAME_SIZE / 2 - 2, slot->name,
-                     TE_NAME_SIZE / 2 - 2, format->buffers[b].name);
-    (void)n;
+    int n = snprintf(entry.name, sizeof entry.name, "%s_%s", slot->name, format->buffers[b].name);
+    if (n >= TE_NAME_SIZE) FAIL_AT(p, p->text, "the name is too long%s", "");
     TE_TRY(add_entry(p, &entry));
   }
   return TE_OK;
@@ -350,8 +403,11 @@ static int parse_slot(parser *p, int index) {
   p->text = p->at = row->type;
   if (snprintf(entry.name, sizeof entry.name, "%s", row->name) >= TE_NAME_SIZE)
     FAIL_AT(p, p->text, "the name is too long%s", "");
+  TE_TRY(check_name_lengths(p));
+  for (int s = 0; s < index; s++)
+    if (strcmp(p->op->row->slots[s].name, row->name) == 0) FAIL_AT(p, p->text, "the name '%s' is used twice", row->name);
   static const char *kinds[] = {[TE_KIND_INT] = "int", "float", "bool", "bits"};
-  for (int k = TE_KIND_INT; k <= TE_KIND_BITS; k++)
+  for (int k = TE_KIND_INT; k <= TE_KIND_BITS && entry.kind == TE_KIND_TENSOR; k++)
     if (take_word(p, kinds[k])) entry.kind = (te_kind)k;
   if (entry.kind != TE_KIND_TENSOR) {
     if (row->is_output) FAIL_AT(p, p->text, "an output is a tensor%s", "");
@@ -398,7 +454,8 @@ static bool same_condition(te_condition a, te_condition b) { return a.entry == b
 static bool is_bound_for(const te_op *op, int symbol, const te_entry *user) {
   for (int i = 0; i < op->n_inputs; i++) {
     const te_entry *entry = &op->entries[i];
-    if (entry->kind != TE_KIND_TENSOR || entry->is_optional) continue;
+    if (entry->kind != TE_KIND_TENSOR) continue;
+    if (entry->is_optional && entry->slot != user->slot) continue; /* a slot's buffers are present together */
     if (entry->condition.entry >= 0 && !same_condition(entry->condition, user->condition)) continue;
     if (entry->shape.spread == symbol) return true;
     for (int d = 0; d < entry->shape.n; d++)
@@ -428,17 +485,15 @@ static int check_bound(parser *p, const te_entry *entry, bool is_output) {
 int te__parse_op(const char *ns, const te_format_row *formats, const te_op_row *row, te_op *op, te_status *status) {
   memset(op, 0, sizeof *op);
   op->row = row;
-  parser p = {op, formats, status, "", "", "", NULL, 0};
+  parser p = {op, formats, status, "", "", "", NULL, 0, 0};
   if (snprintf(op->full_name, sizeof op->full_name, "%s::%s", ns, row->name) >= (int)sizeof op->full_name)
     FAIL_AT(&p, p.text, "the operator's name is too long%s", "");
   bool outputs_began = false;
   for (int s = 0; row->slots[s].name; s++) {
     p.slot = row->slots[s].name;
-    if (s == TE_MAX_SLOTS) FAIL_AT(&p, p.at, "too many slots%s", "");
-    if (outputs_began && !row->slots[s].is_output) {
-      p.text = p.at = row->slots[s].type;
-      FAIL_AT(&p, p.text, "inputs come before outputs%s", "");
-    }
+    p.text = p.at = row->slots[s].type;
+    if (s == TE_MAX_SLOTS) FAIL_AT(&p, p.text, "too many slots%s", "");
+    if (outputs_began && !row->slots[s].is_output) FAIL_AT(&p, p.text, "inputs come before outputs%s", "");
     outputs_began = row->slots[s].is_output;
     TE_TRY(parse_slot(&p, s));
     op->n_slots++;
@@ -477,6 +532,7 @@ int te__schema(const te_op *op, char *text, size_t size, te_status *status) {
   for (int i = 0; i < op->n_inputs; i++) {
     const te_entry *entry = &op->entries[i];
     char type[32], value[48] = "";
+    if (entry->is_mutable && alias > 'z') return te__fail(status, "at most 26 tensors can be updated in place");
     if (entry->kind == TE_KIND_TENSOR && entry->is_mutable)
       snprintf(type, sizeof type, "Tensor(%c!)%s ", alias++, te__entry_can_be_absent(entry) ? "?" : "");
     else if (entry->kind == TE_KIND_TENSOR)

@@ -7,6 +7,9 @@
 /* Records the message unless one is recorded already (the first failure is the cause). Returns TE_ERROR. */
 int te__fail(te_status *status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Puts "<name>: " in front of a message that does not begin with it. */
+void te__name_failure(te_status *status, const char *name);
+
 #define TE_TRY(call)                                                                                    \
   do {                                                                                                  \
     int te_rc_ = (call);                                                                                \

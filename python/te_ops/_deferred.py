@@ -1,15 +1,18 @@
 """Weight gradients put off until `backward_dw()`: what a backward leaves behind for later.
 
-A module that delays its weight gradients owns a one-element buffer, its queue token. Entries are kept here,
-under the address of that buffer. Eager backward appends to the queue directly. Compiled backward goes
-through an operator that declares the token as mutated, so that the compiler keeps it, in order; it copies
-what it is given, since compiled code reuses its buffers.
+A module that delays its weight gradients has a queue here, found by the number in its token, a small CPU
+tensor. Eager backward appends to the queue directly. Compiled backward goes through an operator that
+declares the token as mutated, so that the compiler keeps it, once, in order; it copies what it is given,
+since compiled code reuses its buffers. The number travels as data and not as a constant of the graph, so
+that identical layers share a graph.
 """
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,44 +25,33 @@ class Entry(NamedTuple):
     accumulate: bool
 
 
-_PENDING: dict[int, deque[Entry]] = {}
+_QUEUES: dict[int, deque[Entry]] = {}
+_numbers = itertools.count()
 
 # The queue lives outside of a CUDA graph, so a graph cannot replay an append.
 _TAGS = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
 
 
-def new_token(device: torch.device) -> torch.Tensor:
-    """A queue token: it counts the entries that compiled code has appended."""
-    return torch.zeros(1, dtype=torch.int64, device=device)
+def new_token(owner: Any) -> torch.Tensor:
+    """[number, appends from compiled code] of a new queue, which lives as long as `owner`."""
+    number = next(_numbers)
+    _QUEUES[number] = deque()
+    weakref.finalize(owner, _QUEUES.pop, number, None)
+    return torch.tensor([number, 0], device="cpu")
 
 
 @torch.library.custom_op("te_ops::defer_wgrad", mutates_args=("token",), tags=_TAGS)
 def defer_wgrad(dy: torch.Tensor, x: torch.Tensor, token: torch.Tensor, accumulate: bool) -> None:
     """Appends copies of `dy` and `x` to the queue of `token`."""
-    token.add_(1)
+    token[1] += 1
     append(Entry(dy.clone(), x.clone(), accumulate), token)
 
 
 def append(entry: Entry, token: torch.Tensor) -> None:
-    _PENDING.setdefault(token.data_ptr(), deque()).append(entry)
+    _QUEUES[int(token[0])].append(entry)
 
 
 def pop(token: torch.Tensor) -> Entry | None:
     """The oldest entry, or None."""
-    queue = _PENDING.get(token.data_ptr())
-    if not queue:
-        return None
-    entry = queue.popleft()
-    if not queue:
-        del _PENDING[token.data_ptr()]
-    return entry
-
-
-def move(old: int, token: torch.Tensor) -> None:
-    """The token has new storage: its queue follows."""
-    if old != token.data_ptr() and (queue := _PENDING.pop(old, None)):
-        _PENDING[token.data_ptr()] = queue
-
-
-def discard(address: int) -> None:
-    _PENDING.pop(address, None)
+    queue = _QUEUES[int(token[0])]
+    return queue.popleft() if queue else None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -304,10 +303,7 @@ class Linear(Module):
         for bias_name, rows in zip(self.bias_names, sizes.values(), strict=True):
             value = nn.Parameter(torch.empty(rows, dtype=dtype, device=where)) if bias else None
             self.register_parameter(bias_name, value)
-        if delay_wgrad_compute:
-            self.register_buffer("_wgrad_token", _deferred.new_token(where), persistent=False)
-            if where.type != "meta":
-                weakref.finalize(self, _deferred.discard, self._wgrad_token.data_ptr())
+        self._wgrad_token = _deferred.new_token(self) if delay_wgrad_compute else None
         if where.type != "meta":
             self.reset_parameters()
 
@@ -355,12 +351,16 @@ class Linear(Module):
             grads.append(grad)
         return grads
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Module:
-        before = self._wgrad_token.data_ptr() if self.delay_wgrad_compute else 0
-        super()._apply(fn, recurse)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Linear:
+        clone = cast(Linear, super().__deepcopy__(memo))
+        if self.delay_wgrad_compute:  # what waits stays with the original
+            clone._wgrad_token = _deferred.new_token(clone)
+        return clone
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
         if self.delay_wgrad_compute:
-            _deferred.move(before, self._wgrad_token)
-        return self
+            self._wgrad_token = _deferred.new_token(self)
 
     # --------------------------------------------------------------------------------- running --------
 
@@ -407,7 +407,7 @@ class Linear(Module):
         elif self._plain:
             y = _LinearFunction.apply(inp, weight, b)
         else:
-            token = self._wgrad_token if self.delay_wgrad_compute else None
+            token = self._wgrad_token
             fused = self.fuse_wgrad_accumulation and token is None and weight.requires_grad
             main_grads = self._main_grads() if fused else ()
             y = _LinearWgradElsewhere.apply(inp, weight, b, token, is_first_microbatch is not True, *main_grads)
@@ -432,7 +432,7 @@ class Linear(Module):
         Raises:
             RuntimeError: no backward is waiting.
         """
-        if not self.delay_wgrad_compute:
+        if self._wgrad_token is None:
             return
         entry = _deferred.pop(self._wgrad_token)
         if entry is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+
+import te_ops  # noqa: F401
 from cases import rand
 from helpers import poisoned, relative_error, tolerance
 
