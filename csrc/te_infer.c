@@ -82,7 +82,7 @@ static int check_dtype(const infer_state *s, int e) {
     return TE_OK;
   }
   if (desc->dtype < TE_DTYPE_COUNT && (entry->dtypes >> desc->dtype & 1)) return TE_OK;
-  char allowed[128] = "";
+  char allowed[192] = ""; /* all dtypes */
   for (int d = 0; d < TE_DTYPE_COUNT; d++) {
     if (!(entry->dtypes >> d & 1)) continue;
     size_t used = strlen(allowed);

@@ -54,3 +54,35 @@ TEST(try_and_require_return_at_the_failure) {
   CHECK_INT(reached, 1);
   CHECK_STR(status.message, "second");
 }
+
+TEST(a_failure_is_named_once) {
+  te_status status = {0};
+  te__name_failure(&status, "ns::op");
+  CHECK_STR(status.message, "");
+  te__fail(&status, "reason %d", 7);
+  te__name_failure(&status, "ns::op");
+  CHECK_STR(status.message, "ns::op: reason 7");
+  te__name_failure(&status, "ns::op");
+  CHECK_STR(status.message, "ns::op: reason 7");
+}
+
+TEST(naming_a_long_failure_cuts_its_end) {
+  char text[TE_MESSAGE_SIZE], expected[TE_MESSAGE_SIZE + 16], name[TE_MESSAGE_SIZE + 1];
+  for (size_t length = TE_MESSAGE_SIZE - 12; length < TE_MESSAGE_SIZE; length++) {
+    te_status status = {0};
+    memset(text, 'm', sizeof text);
+    text[length] = 0;
+    te__fail(&status, "%s", text);
+    te__name_failure(&status, "ns::op");
+    memcpy(expected, "ns::op: ", 8);
+    memcpy(expected + 8, text, sizeof text);
+    expected[TE_MESSAGE_SIZE - 1] = 0;
+    CHECK_STR(status.message, expected);
+  }
+  te_status status = {0};
+  te__fail(&status, "reason");
+  memset(name, 'n', sizeof name);
+  name[TE_MESSAGE_SIZE] = 0; /* no room for it: the message stays */
+  te__name_failure(&status, name);
+  CHECK_STR(status.message, "reason");
+}
