@@ -8,6 +8,7 @@
 #define WARPS 8
 #define LANES 32
 #define MIN_ROWS_PER_BLOCK 32
+#define ONE_BLOCK_ROWS 256 /* up to here a second launch costs more than it gains */
 #define TARGET_BLOCKS 1024 /* several for each multiprocessor of the largest GPUs */
 
 /* --------------------------------------------------------------------------------------- kernels ------ */
@@ -32,33 +33,42 @@ template <te_dtype DTYPE> __device__ void store(void *out, int64_t i, float valu
   else ((float *)out)[i] = value;
 }
 
-/* Each block sums a range of rows of LANES * VEC columns. With one block of rows the result is final. */
-template <te_dtype DTYPE, int VEC>
+/* Each block sums a range of rows of LANES * COLS columns; with one block of rows the result is final.
+ * VECTORIZED: a thread's columns are neighbours, loaded at once. Else they are LANES apart, so that the loads
+ * of a warp still touch neighbouring addresses of a row-major matrix. */
+template <te_dtype DTYPE, int COLS, bool VECTORIZED>
 __global__ void __launch_bounds__(WARPS *LANES)
     sum_rows(const void *__restrict__ data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride,
              int64_t rows_per_block, float *__restrict__ partial, void *__restrict__ sums) {
   typedef typename element<DTYPE == TE_f32 ? 4 : 2>::type T;
-  struct alignas(sizeof(T) * VEC) vec {
-    T v[VEC];
+  struct alignas(sizeof(T) * COLS) vec {
+    T v[COLS];
   };
-  __shared__ float tile[WARPS][LANES * VEC + 1];
-  int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
-  int64_t first = (int64_t)blockIdx.x * LANES * VEC, col = first + lane * VEC;
+  __shared__ float tile[WARPS][LANES * COLS + 1];
+  int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, local = VECTORIZED ? lane * COLS : lane;
+  constexpr int step = VECTORIZED ? 1 : LANES;
+  int64_t first = (int64_t)blockIdx.x * LANES * COLS, col = first + local;
   int64_t begin = (int64_t)blockIdx.y * rows_per_block, end = min(rows, begin + rows_per_block);
   const T *base = (const T *)data + col * col_stride;
-  float acc[VEC] = {};
+  float acc[COLS] = {};
   if (col < cols) {
 #pragma unroll 8
     for (int64_t r = begin + warp; r < end; r += WARPS) {
-      vec x = *(const vec *)(base + r * row_stride);
+      if constexpr (VECTORIZED) {
+        vec x = *(const vec *)(base + r * row_stride);
 #pragma unroll
-      for (int i = 0; i < VEC; i++) acc[i] += load<DTYPE>(x.v[i]);
+        for (int i = 0; i < COLS; i++) acc[i] += load<DTYPE>(x.v[i]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < COLS; i++)
+          if (col + i * step < cols) acc[i] += load<DTYPE>(base[r * row_stride + i * step * col_stride]);
+      }
     }
   }
 #pragma unroll
-  for (int i = 0; i < VEC; i++) tile[warp][lane * VEC + i] = acc[i];
+  for (int i = 0; i < COLS; i++) tile[warp][local + i * step] = acc[i];
   __syncthreads();
-  for (int c = threadIdx.x; c < LANES * VEC && first + c < cols; c += WARPS * LANES) {
+  for (int c = threadIdx.x; c < LANES * COLS && first + c < cols; c += WARPS * LANES) {
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) sum += tile[w][c];
@@ -82,8 +92,8 @@ __global__ void sum_partials(const float *__restrict__ partial, int64_t n, int64
 static int64_t row_blocks(int64_t rows, int64_t cols) {
   int64_t across = (cols + 255) / 256, wanted = (TARGET_BLOCKS + across - 1) / across;
   int64_t most = (rows + MIN_ROWS_PER_BLOCK - 1) / MIN_ROWS_PER_BLOCK;
-  int64_t n = wanted < most ? wanted : most;
-  return n < 1 ? 1 : n;
+  if (rows <= ONE_BLOCK_ROWS) return 1;
+  return wanted < most ? wanted : most;
 }
 
 extern "C" size_t te__column_sums_workspace(int64_t rows, int64_t cols) {
@@ -96,12 +106,13 @@ static cudaError_t launch(const te_matrix *m, void *sums, float *partial, cudaSt
   constexpr int size = DTYPE == TE_f32 ? 4 : 2, wide = 16 / size;
   int64_t n = row_blocks(m->rows, m->cols), per_block = (m->rows + n - 1) / n;
   bool vectorized = m->col_stride == 1 && m->row_stride % wide == 0 && m->cols % wide == 0 && (uintptr_t)m->data % 16 == 0;
-  int64_t tile = vectorized ? LANES * wide : LANES;
+  constexpr int apart = 4;
+  int64_t tile = LANES * (vectorized ? wide : apart);
   dim3 grid((unsigned)((m->cols + tile - 1) / tile), (unsigned)n);
   if (vectorized)
-    sum_rows<DTYPE, wide><<<grid, WARPS * LANES, 0, stream>>>(m->data, m->rows, m->cols, m->row_stride, 1, per_block, partial, sums);
+    sum_rows<DTYPE, wide, true><<<grid, WARPS * LANES, 0, stream>>>(m->data, m->rows, m->cols, m->row_stride, 1, per_block, partial, sums);
   else
-    sum_rows<DTYPE, 1><<<grid, WARPS * LANES, 0, stream>>>(m->data, m->rows, m->cols, m->row_stride, m->col_stride, per_block, partial, sums);
+    sum_rows<DTYPE, apart, false><<<grid, WARPS * LANES, 0, stream>>>(m->data, m->rows, m->cols, m->row_stride, m->col_stride, per_block, partial, sums);
   if (n > 1)
     sum_partials<DTYPE><<<(unsigned)((m->cols + 127) / 128), 128, 0, stream>>>(partial, n, m->cols, sums);
   return cudaGetLastError();

@@ -44,7 +44,8 @@ def _check_fields(spec: _C.OpSpec, cls: type) -> None:
 def _pack_expression(entry: _C.EntrySpec) -> str:
     slot = entry["slot"]
     if entry["flags"]:
-        return " | ".join(["0"] + [f"a.{flag} << {bit}" for bit, flag in enumerate(entry["flags"])])
+        first, *others = entry["flags"]
+        return " | ".join([f"(1 if a.{first} else 0)"] + [f"a.{flag} << {i}" for i, flag in enumerate(others, 1)])
     if not entry["buffer"]:
         return f"a.{slot}"
     value = f"a.{slot}.{entry['buffer']}"

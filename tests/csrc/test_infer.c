@@ -306,6 +306,18 @@ TEST(presence_must_match_the_flag) {
   CHECK_ERROR("test::t: z is present although on is not set: it is present exactly when that flag is set");
 }
 
+TEST(the_flags_may_come_first) {
+  BEGIN(IN("f", "bits a b"), IN("x", "bf16 [M]"), IN("z", "bf16 [M] if b"), OUT("y", "bf16 [M] if a"));
+  TENSOR(1, TE_bf16, 2);
+  CHECK_RUNS();
+  CHECK(!out[0].present);
+  in[0].scalar = 1;
+  CHECK_RUNS();
+  CHECK_OUT(0, TE_bf16, 2);
+  in[0].scalar = 2;
+  CHECK_ERROR("test::t: z is absent although b is set: it is present exactly when that flag is set");
+}
+
 TEST(bits_beyond_the_flags) {
   bwd(0);
   in[BWD_GRADS].scalar = 8;

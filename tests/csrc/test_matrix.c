@@ -101,6 +101,7 @@ TEST(nothing_to_walk_is_always_a_matrix) {
   CHECK(VIEW(2, DIMS(3, 0), DIMS(1, 1), m));
   CHECK_INT(m.rows, 3);
   CHECK_INT(m.cols, 0);
+  CHECK(m.row_stride >= 1 && m.col_stride >= 1); /* what a GEMM's leading dimension has to be even so */
   CHECK(VIEW(2, DIMS(0, 0), DIMS(0, 0), m));
   /* PyTorch's strides of an empty tensor are those of sizes clamped to 1; a body relies on a fresh
    * output being a matrix, and ignores the answer. */

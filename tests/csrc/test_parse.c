@@ -133,6 +133,7 @@ TEST(bad_modifiers) {
   BAD("a slot is '?' or 'if', not both", X, IN("z", "bf16 [M] ? ^if a"), IN("f", "bits a"));
   BAD("a slot is '?' or 'if', not both", X, IN("z", "bf16 [M] if a ^?"), IN("f", "bits a"));
   BAD("a slot has one 'if'", X, IN("z", "bf16 [M] if a ^if b"), IN("f", "bits a b"));
+  BAD("a slot has one 'if'", IN("f", "bits a b"), IN("z", "bf16 [M] if a ^if b"), X);
   BAD("an output's only modifier is 'if FLAG'", X, OUT("y", "bf16 [*M] ^?"));
   BAD("an output's only modifier is 'if FLAG'", X, OUT("y", "bf16 [*M] ^!"));
   BAD("an output's only modifier is 'if FLAG'", X, OUT("y", "bf16 [*M] ^strided"));
@@ -201,6 +202,7 @@ TEST(bad_names) {
   BAD("the name 'x' is used twice", X, IN("x", "^int"), Y);
   BAD("the name 'x' is used twice", X, OUT("x", "^bf16 [M]"));
   BAD("the name 'x_data' is used twice", X, IN("x_data", "bf16 [M]"), IN("z", "bf16 [M]"), IN("x_data", "^bf16 [M]"));
+  BAD("the name 'p_data' is used twice", IN("p_data", "bf16 [M]"), IN("p", "^pair [M, K]"));
   BAD("the name 'p_scale' is used twice", X, IN("p_scale", "bf16 [M]"), IN("p", "^pair [M, K]"));
   BAD("the name 'p' is used twice", X, IN("p", "pair [M, K]"), IN("p", "^bf16 [M]")); /* one field of a bundle */
   BAD("the name 'a' is used twice", X, IN("f", "bits a b ^a"));
@@ -247,6 +249,10 @@ TEST(too_many_slots) {
   CHECK_INT(parse_row(slots, &op, &(te_status){0}), TE_OK);
   CHECK_INT(op.n_inputs, 39);
   slots[13] = (te_slot_row)IN(slot_name(13), "^triple [M, K]");
+  check_bad(slots, test_formats, "too many slots", __FILE__, __LINE__);
+  slots[13].is_output = true;
+  check_bad(slots, test_formats, "too many slots", __FILE__, __LINE__);
+  slots[12] = (te_slot_row)OUT(slot_name(12), "triple [M, K]");
   check_bad(slots, test_formats, "too many slots", __FILE__, __LINE__);
 }
 
@@ -468,6 +474,18 @@ TEST(formats_of_other_shapes) {
   check_entry(7, "e_scale", TE_f32, "[(A + 1), ceil((2 * C), 32)]");
 }
 
+TEST(a_buffer_may_have_any_dtype) {
+  for (int d = 0; d < TE_DTYPE_COUNT; d++) {
+    char type[32];
+    te_format_row formats[] = {{"f", "", (te_buffer_row[]){{"data", type}, {NULL, NULL}}}, {NULL, NULL, NULL}};
+    te_op_row of_one = {"t", "", SLOTS(IN("x", "f [*M, K]")), NULL, NULL};
+    te_status status = {0};
+    snprintf(type, sizeof type, "%s [*M, K]", te__dtype_id((te_dtype)d));
+    CHECK_INT(te__parse_op("test", formats, &of_one, &op, &status), TE_OK);
+    check_entry(0, "x_data", (te_dtype)d, "[*M, K]");
+  }
+}
+
 TEST(optional_and_conditional_buffers) {
   /* A slot's buffers are present together, so they may bind each other's symbols. */
   PARSE(IN("x", "bf16 [*M, K]"), IN("f", "bits a"), IN("o", "pair [P, Q] ?"), IN("c", "triple [R, S] if a"),
@@ -623,6 +641,7 @@ TEST(schemas) {
 }
 
 TEST(schemas_of_conditional_outputs) {
+  SCHEMA("t(int f, Tensor x) -> Tensor?", IN("f", "bits a"), IN("x", "bf16 [M]"), OUT("y", "bf16 [M] if a"));
   /* None where nothing is mutated; a mutating operator cannot return it, so there absent is empty. */
   SCHEMA("t(Tensor x, int f) -> Tensor?", IN("x", "bf16 [M]"), IN("f", "bits a"), OUT("y", "bf16 [M] if a"));
   SCHEMA("t(Tensor x, int f) -> (Tensor, Tensor?)", IN("x", "bf16 [M]"), IN("f", "bits a"), OUT("y", "bf16 [M]"), OUT("z", "bf16 [M] if a"));
@@ -632,8 +651,8 @@ TEST(schemas_of_conditional_outputs) {
 }
 
 TEST(schemas_of_defaults) {
-  SCHEMA("t(Tensor x, int n=3, int m=-1, int z=0, int l=9007199254740992) -> ()", IN("x", "bf16 [M]"), IN("n", "int = 3"), IN("m", "int=-1"),
-         IN("z", "int = 0"), IN("l", "int = 9007199254740992"));
+  SCHEMA("t(Tensor x, int n=3, int m=-1, int z=0, int l=9007199254740992, int k=-9007199254740992) -> ()", IN("x", "bf16 [M]"), IN("n", "int = 3"), IN("m", "int=-1"),
+         IN("z", "int = 0"), IN("l", "int = 9007199254740992"), IN("k", "int = -9007199254740992"));
   SCHEMA("t(Tensor x, bool t=True, bool f=False) -> ()", IN("x", "bf16 [M]"), IN("t", "bool = True"), IN("f", "bool=False"));
   /* 17 digits: the number that comes back is the one that was written. */
   SCHEMA("t(Tensor x, float e=1.0000000000000001e-05, float o=1, float h=-0.5) -> ()", IN("x", "bf16 [M]"),
