@@ -11,6 +11,7 @@ promises, each "kept" or "BROKEN"; the exit status is 0 only if all are kept.
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import shutil
@@ -25,6 +26,8 @@ from pathlib import Path
 
 # Few kernels are compiled here: Inductor's worker processes gain nothing, and can hold up torch 2.11's exit.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Threads that spin while they wait make small models many times slower where other programs want the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import te_ops as te
 import torch
@@ -38,6 +41,9 @@ PROMPT = "Anne "
 PRINT_EVERY = 20
 FINAL_STEPS = 20  # "loss after" is the average over so many steps
 MARGIN = 0.3  # nats below the unigram entropy: the model must use what came before a character
+# te_ops gives the same bits eager and compiled, but Inductor fuses norms and activations, which rounds them
+# differently; training amplifies that.
+DRIFT = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +122,8 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.blocks))
         self.norm = nn.LayerNorm(config.width)
         self.head = te.Linear(config.width, vocabulary)
-        # PyTorch's N(0, 1) would drown what the blocks add to the residual stream.
         for embedding in (self.token, self.position):
-            nn.init.normal_(embedding.weight, std=0.02)
+            nn.init.normal_(embedding.weight, std=0.1)  # N(0, 1) would drown what the blocks add
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
@@ -307,12 +312,16 @@ def promises(results: dict[str, Result], corpus: Corpus, linear: float) -> list[
     limit = corpus.unigram_entropy - MARGIN
     checks = []
     for name, r in results.items():
+        drift = loss_difference(r, results)
         checks.append((f"{name}: loss {r.loss_after:.3f} is below {limit:.3f}", r.loss_after < limit))
         if r.run.backend:
             checks.append((f"{name}: the model is 1 graph (counted {r.graphs})", r.graphs == 1))
             checks.append((f"{name}: no graph breaks (counted {r.breaks})", r.breaks == 0))
             checks.append((f"{name}: no recompiles (counted {r.recompiles})", r.recompiles == 0))
-    checks.append((f"te_ops.Linear: eager and compiled differ by nothing (counted {linear:g})", linear == 0))
+        if drift is not None:
+            sentence = f"{name}: every loss is within {DRIFT} of {r.run.against}'s (differs by {drift:.2g})"
+            checks.append((sentence, drift <= DRIFT))
+    checks.append((f"te_ops.Linear: no difference between eager and compiled (is {linear:g})", linear == 0))
     return checks
 
 
@@ -383,6 +392,8 @@ def print_start(config: Config, corpus: Corpus, device: torch.device, backend: s
 
 
 def main() -> int:
+    # It warns of a CUDA toolkit without a GPU, which is no news: the device is printed.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     args = parse_arguments()
     config = Config(steps=args.steps)
     corpus = Corpus(TEXT, args.device)

@@ -21,7 +21,7 @@ TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 6e-4, torch.float32: 1e-6}
 def relative_error(got: Tensor, want: Tensor) -> float:
     if want.numel() == 0:
         return 0.0
-    got, want = got.double().cpu(), want.double().cpu()
+    got, want = got.detach().double().cpu(), want.detach().double().cpu()
     assert torch.isfinite(got).all(), "a value that is not finite: unwritten output or wrong index"
     scale = want.norm()
     return float((got - want).norm() / scale) if scale > 0 else float(got.norm())

@@ -53,6 +53,8 @@ linear_fwd = bind("te_ops::linear_fwd", LinearForward)
 linear_bwd = bind("te_ops::linear_bwd", LinearBackward)
 linear_wgrad = bind("te_ops::linear_wgrad", LinearWgrad)
 
+_forward, _backward = linear_fwd.direct, linear_bwd.direct  # without a bundle: these run for every layer and step
+
 
 def _wgrad_into(main_grads: Sequence[Tensor], dy: Tensor, x: Tensor, accumulate: bool) -> None:
     """Adds dy^T x to (or stores it in) the parts of the weight's gradient buffer, one after another."""
@@ -92,16 +94,14 @@ class _LinearFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         needs = ctx.needs_input_grad
         ctx.save_for_backward(x if needs[1] else None, w if needs[0] else None)
-        y: Tensor = linear_fwd(LinearForward(x=x, w=w, b=b))
+        y: Tensor = _forward(x, w, b)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
         x, w = ctx.saved_tensors
         need_dx, need_dw, need_db = ctx.needs_input_grad
-        grads = linear_bwd(
-            LinearBackward(dy=dy, x=x, w=w, need_dx=need_dx, need_dw=need_dw, need_db=need_db)
-        )
+        grads = _backward(dy, x, w, need_dx=need_dx, need_dw=need_dw, need_db=need_db)
         return _NoDoubleBackward.apply(3, *grads, dy, x, w) if _must_seal() else grads
 
 
@@ -120,7 +120,7 @@ class _LinearWgradElsewhere(torch.autograd.Function):
         ctx.token = token
         ctx.accumulate = accumulate
         ctx.main_grads = main_grads
-        y: Tensor = linear_fwd(LinearForward(x=x, w=w, b=b))
+        y: Tensor = _forward(x, w, b)
         return y
 
     @staticmethod
@@ -295,8 +295,7 @@ class Linear(Module):
         self.parallel_mode = parallel_mode
         self.save_original_input = save_original_input
         self.name = name
-        self._apply_bias = bias and not return_bias
-        self._plain = not fuse_wgrad_accumulation and not delay_wgrad_compute
+        self._plain = not (fuse_wgrad_accumulation or delay_wgrad_compute or return_bias)
         self._init_method = init_method if init_method is not None else partial(nn.init.normal_, mean=0.0, std=0.023)
         self._get_rng_state_tracker = get_rng_state_tracker
         self._rng_tracker_name = rng_tracker_name
@@ -348,6 +347,11 @@ class Linear(Module):
     def _weight_parts(self) -> list[nn.Parameter]:
         return [getattr(self, name) for name in self.weight_names]
 
+    def _joined(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of split parameters; autograd hands each part its rows of the gradient."""
+        bias = torch.cat([getattr(self, name) for name in self.bias_names]) if self.use_bias else None
+        return torch.cat(self._weight_parts()), bias
+
     def _main_grads(self) -> list[Tensor]:
         grads = []
         for name in self.weight_names:
@@ -394,18 +398,16 @@ class Linear(Module):
         """
         if not isinstance(inp, Tensor) or inp.is_nested or fp8_output or fp8_grad:
             _refuse_input(inp, fp8_output, fp8_grad)
-        if self._is_split:
-            weight: Tensor = torch.cat(self._weight_parts())
-            bias = torch.cat([getattr(self, name) for name in self.bias_names]) if self.use_bias else None
-        else:
-            weight, bias = self.weight, self.bias
+        weight, bias = self._joined() if self._is_split else (self.weight, self.bias)
         # Without an argument it asks for CUDA, in half the time.
         if torch.is_autocast_enabled() if inp.is_cuda else torch.is_autocast_enabled("cpu"):
             inp, weight, bias = _autocast(inp, weight, bias)
-        b = bias if self._apply_bias else None
+        if self._plain:
+            return _apply_linear(inp, weight, bias) if torch.is_grad_enabled() else _forward(inp, weight, bias)
+        b = None if self.return_bias else bias
         if not torch.is_grad_enabled():
-            y = linear_fwd(LinearForward(x=inp, w=weight, b=b))
-        elif self._plain:
+            y = _forward(inp, weight, b)
+        elif not self.fuse_wgrad_accumulation and self._wgrad_token is None:
             y = _apply_linear(inp, weight, b)
         else:
             token = self._wgrad_token

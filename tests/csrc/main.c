@@ -88,8 +88,10 @@ int main(int argc, char **argv) {
     note[0] = 0;
     tests[i].run();
     if (n_failed_checks) printf("FAILED: %s (%d checks)\n", title, n_failed_checks);
-    if (n_failed_checks) failed++;
-    else passed++;
+    if (n_failed_checks)
+      failed++;
+    else
+      passed++;
     fflush(stdout);
   }
   printf("%d passed, %d failed\n", passed, failed);

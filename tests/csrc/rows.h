@@ -6,8 +6,10 @@
 
 #include <string.h>
 
-#define IN(name, type) {false, name, type}
-#define OUT(name, type) {true, name, type}
+#define IN(name, type) \
+  { false, name, type }
+#define OUT(name, type) \
+  { true, name, type }
 #define SLOTS(...) ((const te_slot_row[]){__VA_ARGS__, {false, NULL, NULL}})
 
 static const te_format_row test_formats[] = {

@@ -17,11 +17,11 @@ void test__check_str(const char *a, const char *b, const char *file, int line, c
 void test__check_contains(const char *haystack, const char *needle, const char *file, int line);
 void test__note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-#define TEST(name)                                                                                      \
-  static void test_##name(void);                                                                        \
-  __attribute__((constructor)) static void register_##name(void) {                                      \
-    test__register(__FILE__, #name, test_##name);                                                       \
-  }                                                                                                     \
+#define TEST(name) \
+  static void test_##name(void); \
+  __attribute__((constructor)) static void register_##name(void) { \
+    test__register(__FILE__, #name, test_##name); \
+  } \
   static void test_##name(void)
 
 #define CHECK(cond) test__check(cond, __FILE__, __LINE__, #cond)
@@ -56,12 +56,12 @@ uint64_t test_seed(void);
 #define FIXED_SEED UINT64_C(20240229)
 
 /* Defines a test that runs `body(rng *)` once from each of the two. */
-#define PROPERTY(name)                                                                                  \
-  static void property_##name(rng *r);                                                                  \
-  TEST(name) {                                                                                          \
-    property_##name(&(rng){FIXED_SEED});                                                                \
-    property_##name(&(rng){test_seed()});                                                               \
-  }                                                                                                     \
+#define PROPERTY(name) \
+  static void property_##name(rng *r); \
+  TEST(name) { \
+    property_##name(&(rng){FIXED_SEED}); \
+    property_##name(&(rng){test_seed()}); \
+  } \
   static void property_##name(rng *r)
 
 #endif

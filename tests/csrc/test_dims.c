@@ -17,7 +17,8 @@ static bool parse_dim(const char *text, te_dim *dim) {
   return rc == TE_OK;
 }
 
-static int eval(const char *text, int64_t a, int64_t b, int64_t c, int64_t d, int64_t *out, te_status *status) {
+static int eval(const char *text, int64_t a, int64_t b, int64_t c, int64_t d, int64_t *out,
+                te_status *status) {
   te_dim dim;
   te_num symbols[4] = {{a}, {b}, {c}, {d}}, result = {0};
   *status = (te_status){0};
@@ -30,20 +31,20 @@ static int eval(const char *text, int64_t a, int64_t b, int64_t c, int64_t d, in
 }
 
 /* a = 7, b = 3, c = 32, d = -7 */
-#define CHECK_VALUE(text, value)                                                                        \
-  do {                                                                                                  \
-    te_status status_;                                                                                  \
-    int64_t out_ = 0;                                                                                   \
-    CHECK_INT(eval(text, 7, 3, 32, -7, &out_, &status_), TE_OK);                                        \
-    CHECK_INT(out_, value);                                                                             \
+#define CHECK_VALUE(text, value) \
+  do { \
+    te_status status_; \
+    int64_t out_ = 0; \
+    CHECK_INT(eval(text, 7, 3, 32, -7, &out_, &status_), TE_OK); \
+    CHECK_INT(out_, value); \
   } while (0)
 
-#define CHECK_FAILS(text, a, b, message_)                                                               \
-  do {                                                                                                  \
-    te_status status_;                                                                                  \
-    int64_t out_ = 0;                                                                                   \
-    CHECK_INT(eval(text, a, b, 0, 0, &out_, &status_), TE_ERROR);                                       \
-    CHECK_STR(status_.message, message_);                                                               \
+#define CHECK_FAILS(text, a, b, message_) \
+  do { \
+    te_status status_; \
+    int64_t out_ = 0; \
+    CHECK_INT(eval(text, a, b, 0, 0, &out_, &status_), TE_ERROR); \
+    CHECK_STR(status_.message, message_); \
   } while (0)
 
 TEST(atoms) {
@@ -220,7 +221,8 @@ static wide generate(rng *r, expression *x, int budget, int level) {
     return constant;
   }
   int left = 1 + (int)rng_below(r, budget - 2), right = budget - 1 - left;
-  bool call = kind >= 4, product = kind == 3, parens = !call && (level > (product ? 1 : 0) || rng_below(r, 4) == 0);
+  bool call = kind >= 4, product = kind == 3,
+       parens = !call && (level > (product ? 1 : 0) || rng_below(r, 4) == 0);
   if (call) put(x, kind == 4 ? "ceil(" : "up(");
   if (parens) put(x, "(");
   wide a = generate(r, x, left, product ? 1 : 0);
@@ -230,7 +232,11 @@ static wide generate(rng *r, expression *x, int budget, int level) {
   if (call || parens) put(x, ")");
   if (x->failed) return 0;
   if (call && b <= 0) return x->failed = true, 0;
-  wide v = kind == 1 ? a + b : kind == 2 ? a - b : kind == 3 ? a * b : kind == 4 ? ceil_div(a, b) : ceil_div(a, b) * b;
+  wide v = kind == 1   ? a + b
+           : kind == 2 ? a - b
+           : kind == 3 ? a * b
+           : kind == 4 ? ceil_div(a, b)
+                       : ceil_div(a, b) * b;
   if (v != (int64_t)v) return x->failed = true, 0;
   return v;
 }
@@ -266,8 +272,10 @@ PROPERTY(random_expressions) {
     int rc = eval(x.text, x.values[0], x.values[1], x.values[2], x.values[3], &out, &status);
     CHECK_INT(rc, x.failed ? TE_ERROR : TE_OK);
     if (!x.failed) CHECK_INT(out, (int64_t)wanted);
-    if (x.failed) n_failed++;
-    else n_fine++;
+    if (x.failed)
+      n_failed++;
+    else
+      n_fine++;
   }
   CHECK(n_failed > 1000 && n_fine > 5000);
 }

@@ -1,5 +1,6 @@
 /* te_format.h against a reference that knows only that a code is a sign and a magnitude: the magnitudes grow
- * with the code, so the nearest is found by bisection in double, which holds every value and midpoint exactly. */
+ * with the code, so the nearest is found by bisection in double, which holds every value and midpoint
+ * exactly. */
 #include "te_format.h"
 #include "test.h"
 
@@ -16,7 +17,9 @@ typedef struct format {
 static const format bf16 = {"bf16", 8, 7, te_bf16_to_f32, te_f32_to_bf16};
 static const format f16 = {"f16", 5, 10, te_f16_to_f32, te_f32_to_f16};
 
-static uint16_t infinity_of(const format *f) { return (uint16_t)(((1 << f->exponent_bits) - 1) << f->mantissa_bits); }
+static uint16_t infinity_of(const format *f) {
+  return (uint16_t)(((1 << f->exponent_bits) - 1) << f->mantissa_bits);
+}
 
 /* IEEE 754's definition, spelled out. */
 static double value_of(const format *f, uint16_t code) {
@@ -34,8 +37,10 @@ static uint16_t nearest(const format *f, float value) {
   if (isinf(value)) return sign | high;
   while (high - low > 1) {
     uint16_t middle = (uint16_t)((low + high) / 2);
-    if (value_of(f, middle) <= wanted) low = middle;
-    else high = middle;
+    if (value_of(f, middle) <= wanted)
+      low = middle;
+    else
+      high = middle;
   }
   /* "Infinity" rounds as if the exponents went on, which is what value_of() computes for its code. */
   double below = wanted - value_of(f, low), above = value_of(f, high) - wanted;
@@ -57,8 +62,10 @@ static void check_every_code(const format *f) {
       CHECK_INT(f->encode(value), code | 1 << (f->mantissa_bits - 1));
       continue;
     }
-    if ((code & 0x7fff) == infinity_of(f)) CHECK(isinf(value) && !signbit(value) == !(c >> 15));
-    else CHECK((double)value == value_of(f, code) && !signbit(value) == !(c >> 15));
+    if ((code & 0x7fff) == infinity_of(f))
+      CHECK(isinf(value) && !signbit(value) == !(c >> 15));
+    else
+      CHECK((double)value == value_of(f, code) && !signbit(value) == !(c >> 15));
     CHECK_INT(f->encode(value), code);
   }
 }
@@ -119,17 +126,19 @@ TEST(special_values) {
       {0x00000000, 0x0000, 0x0000}, {0x80000000, 0x8000, 0x8000}, /* the sign of zero */
       {0x7f800000, 0x7f80, 0x7c00}, {0xff800000, 0xff80, 0xfc00}, /* infinity */
       {0x7f7fffff, 0x7f80, 0x7c00}, {0xff7fffff, 0xff80, 0xfc00}, /* the largest fp32 overflows both */
-      {0x7f7f7fff, 0x7f7f, 0x7c00}, {0x7f7f8000, 0x7f80, 0x7c00}, /* bf16's largest, and its midpoint to infinity */
+      {0x7f7f7fff, 0x7f7f, 0x7c00}, {0x7f7f8000, 0x7f80, 0x7c00}, /* bf16's largest, and its midpoint to
+                                                                     infinity */
       {0x477fe000, 0x4780, 0x7bff}, {0x477fefff, 0x4780, 0x7bff}, /* 65504 and just below 65520 */
       {0x477ff000, 0x4780, 0x7c00},                               /* 65520: a tie, to even, is infinity */
       {0x33800000, 0x3380, 0x0001}, {0x33000000, 0x3300, 0x0000}, /* 2^-24 and half of it: a tie to zero */
       {0x33000001, 0x3300, 0x0001}, {0x33c00000, 0x33c0, 0x0002}, /* just above the tie; 1.5 ulp goes to 2 */
-      {0x387fc000, 0x3880, 0x03ff}, {0x387fe000, 0x3880, 0x0400}, /* largest subnormal; the midpoint to normal */
+      {0x387fc000, 0x3880, 0x03ff}, {0x387fe000, 0x3880, 0x0400}, /* largest subnormal; the midpoint to normal
+                                                                   */
       {0x38800000, 0x3880, 0x0400},                               /* smallest normal of f16 */
       {0x00000001, 0x0000, 0x0000}, {0x00008001, 0x0001, 0x0000}, /* fp32's subnormals */
       {0x00008000, 0x0000, 0x0000}, {0x00018000, 0x0002, 0x0000}, /* and ties among them */
-      {0x007fffff, 0x0080, 0x0000}, {0x3f800000, 0x3f80, 0x3c00},
-      {0x7f800001, 0x7fc0, 0x7e00}, {0xffffffff, 0xffff, 0xffff}, /* NaN stays NaN though its payload is cut */
+      {0x007fffff, 0x0080, 0x0000}, {0x3f800000, 0x3f80, 0x3c00}, {0x7f800001, 0x7fc0, 0x7e00},
+      {0xffffffff, 0xffff, 0xffff}, /* NaN stays NaN though its payload is cut */
       {0x7fc00000, 0x7fc0, 0x7e00}, {0xffc00000, 0xffc0, 0xfe00},
   };
   for (unsigned i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -21,10 +21,10 @@ static void begin(const char *ns, const te_format_row *formats) {
   for (int e = 0; e < TE_MAX_ENTRIES; e++) in[e].sizes = sizes[e];
 }
 
-#define BEGIN(...)                                                                                      \
-  do {                                                                                                  \
-    row = (te_op_row){"t", "made up", SLOTS(__VA_ARGS__), NULL, NULL};                                  \
-    begin("test", test_formats);                                                                        \
+#define BEGIN(...) \
+  do { \
+    row = (te_op_row){"t", "made up", SLOTS(__VA_ARGS__), NULL, NULL}; \
+    begin("test", test_formats); \
   } while (0)
 
 static void begin_op(const char *name) {
@@ -40,7 +40,7 @@ static void set_tensor(int e, te_dtype dtype, const int64_t *dims, int ndim) {
   for (int i = 0; i < ndim; i++) sizes[e][i].i = dims[i];
 }
 
-#define TENSOR(e, dtype, ...)                                                                           \
+#define TENSOR(e, dtype, ...) \
   set_tensor(e, dtype, (const int64_t[]){__VA_ARGS__}, (int)(sizeof(const int64_t[]){__VA_ARGS__} / 8))
 #define SCALAR_TENSOR(e, dtype) set_tensor(e, dtype, NULL, 0)
 #define ABSENT(e) (in[e].present = false)
@@ -61,17 +61,18 @@ static void check_out(int o, te_dtype dtype, const int64_t *dims, int ndim, cons
   for (int i = 0; i < ndim; i++) test__check_int(out[o].sizes[i].i, dims[i], file, line, "size");
 }
 
-#define CHECK_RUNS()                                                                                    \
-  do {                                                                                                  \
-    CHECK_INT(run(), TE_OK);                                                                            \
-    CHECK_STR(status.message, "");                                                                      \
+#define CHECK_RUNS() \
+  do { \
+    CHECK_INT(run(), TE_OK); \
+    CHECK_STR(status.message, ""); \
   } while (0)
-#define CHECK_OUT(o, dtype, ...)                                                                        \
-  check_out(o, dtype, (const int64_t[]){__VA_ARGS__}, (int)(sizeof(const int64_t[]){__VA_ARGS__} / 8), __FILE__, __LINE__)
-#define CHECK_ERROR(text)                                                                               \
-  do {                                                                                                  \
-    CHECK_INT(run(), TE_ERROR);                                                                         \
-    CHECK_STR(status.message, text);                                                                    \
+#define CHECK_OUT(o, dtype, ...) \
+  check_out(o, dtype, (const int64_t[]){__VA_ARGS__}, (int)(sizeof(const int64_t[]){__VA_ARGS__} / 8), \
+            __FILE__, __LINE__)
+#define CHECK_ERROR(text) \
+  do { \
+    CHECK_INT(run(), TE_ERROR); \
+    CHECK_STR(status.message, text); \
   } while (0)
 
 /* ----------------------------------------------------------------------------------- linear_fwd ------- */
@@ -175,13 +176,16 @@ TEST(fwd_wrong_ranks) {
 TEST(fwd_wrong_dtypes) {
   fwd();
   in[FWD_X].dtype = TE_f64;
-  CHECK_ERROR("te_ops::linear_fwd: x has dtype float64: must be one of bfloat16, float16, float32 (x has shape [4, 3])");
+  CHECK_ERROR("te_ops::linear_fwd: x has dtype float64: must be one of bfloat16, float16, float32 (x has "
+              "shape [4, 3])");
   in[FWD_X].dtype = TE_DTYPE_OTHER;
-  CHECK_ERROR("te_ops::linear_fwd: x has dtype a dtype that te_ops does not know: must be one of bfloat16, float16, float32 "
+  CHECK_ERROR("te_ops::linear_fwd: x has dtype a dtype that te_ops does not know: must be one of bfloat16, "
+              "float16, float32 "
               "(x has shape [4, 3])");
   fwd();
   in[FWD_W].dtype = TE_f32;
-  CHECK_ERROR("te_ops::linear_fwd: w has dtype float32: must be the dtype of x, bfloat16 (w has shape [5, 3])");
+  CHECK_ERROR(
+      "te_ops::linear_fwd: w has dtype float32: must be the dtype of x, bfloat16 (w has shape [5, 3])");
   fwd();
   TENSOR(FWD_B, TE_f16, 5);
   CHECK_ERROR("te_ops::linear_fwd: b has dtype float16: must be the dtype of x, bfloat16 (b has shape [5])");
@@ -195,7 +199,8 @@ TEST(every_dtype_is_named_in_the_rule) {
   for (int d = 0; d < TE_DTYPE_COUNT; d++) {
     size_t n = strlen(type), m = strlen(expected);
     snprintf(type + n, sizeof type - n, "%s%s", d ? "|" : "", te__dtype_id((te_dtype)d));
-    snprintf(expected + m, sizeof expected - m, "%s%s", d ? ", " : "must be one of ", te__dtype_name((te_dtype)d));
+    snprintf(expected + m, sizeof expected - m, "%s%s", d ? ", " : "must be one of ",
+             te__dtype_name((te_dtype)d));
   }
   strcat(type, " []");
   strcat(expected, " (x has shape [])");
@@ -227,7 +232,8 @@ TEST(mixed_devices) {
   in[FWD_B].device_type = 14;
   CHECK_ERROR("te_ops::linear_fwd: b is on meta: must be on the device of x, cuda:2 (b has shape [5])");
   in[FWD_B].device_type = -7;
-  CHECK_ERROR("te_ops::linear_fwd: b is on a device of type -7: must be on the device of x, cuda:2 (b has shape [5])");
+  CHECK_ERROR("te_ops::linear_fwd: b is on a device of type -7: must be on the device of x, cuda:2 (b has "
+              "shape [5])");
   ABSENT(FWD_B); /* where an absent tensor is does not matter */
   CHECK_RUNS();
 }
@@ -288,13 +294,16 @@ TEST(bwd_shapes) {
 TEST(presence_must_match_the_flag) {
   bwd(NEED_DX | NEED_DW);
   ABSENT(BWD_X);
-  CHECK_ERROR("te_ops::linear_bwd: x is absent although need_dw is set: it is present exactly when that flag is set");
+  CHECK_ERROR(
+      "te_ops::linear_bwd: x is absent although need_dw is set: it is present exactly when that flag is set");
   bwd(NEED_DX | NEED_DW);
   in[BWD_GRADS].scalar = NEED_DX;
-  CHECK_ERROR("te_ops::linear_bwd: x is present although need_dw is not set: it is present exactly when that flag is set");
+  CHECK_ERROR("te_ops::linear_bwd: x is present although need_dw is not set: it is present exactly when that "
+              "flag is set");
   bwd(NEED_DX);
   ABSENT(BWD_W);
-  CHECK_ERROR("te_ops::linear_bwd: w is absent although need_dx is set: it is present exactly when that flag is set");
+  CHECK_ERROR(
+      "te_ops::linear_bwd: w is absent although need_dx is set: it is present exactly when that flag is set");
   BEGIN(IN("x", "bf16 [M]"), IN("z", "bf16 [M] if on"), IN("on", "bool"));
   TENSOR(0, TE_bf16, 2);
   CHECK_RUNS();
@@ -362,13 +371,15 @@ TEST(wgrad_has_no_output) {
   TENSOR(2, TE_f32, 5, 3); /* its own dtype */
   CHECK_RUNS();
   TENSOR(2, TE_f32, 3, 5);
-  CHECK_ERROR("te_ops::linear_wgrad: dy[2] = 5: must be 3, which is N = main_grad[0] (dy has shape [2, 4, 5])");
+  CHECK_ERROR(
+      "te_ops::linear_wgrad: dy[2] = 5: must be 3, which is N = main_grad[0] (dy has shape [2, 4, 5])");
 }
 
 /* ---------------------------------------------------------------------------------------- symbols ------ */
 
 TEST(a_spread_symbol_used_bare_is_the_product) {
-  BEGIN(IN("x", "bf16 [*M, K]"), IN("rows", "f32 [M]"), IN("tiles", "f32 [ceil(M, 4)]"), OUT("y", "f32 [M, K + 1]"));
+  BEGIN(IN("x", "bf16 [*M, K]"), IN("rows", "f32 [M]"), IN("tiles", "f32 [ceil(M, 4)]"),
+        OUT("y", "f32 [M, K + 1]"));
   TENSOR(0, TE_bf16, 2, 3, 5);
   TENSOR(1, TE_f32, 6);
   TENSOR(2, TE_f32, 2);
@@ -437,7 +448,8 @@ TEST(sizes_that_cannot_be) {
   CHECK_ERROR("test::t: a size is divided by 0, which is not positive");
 }
 
-/* The linear operators do not ask for the product of leading dims, but it has to exist: a body works in it. */
+/* The linear operators do not ask for the product of leading dims, but it has to exist: a body works in it.
+ */
 TEST(overflow_names_the_operator) {
   fwd();
   TENSOR(FWD_X, TE_bf16, INT64_C(1) << 32, INT64_C(1) << 31, 3);
@@ -466,7 +478,8 @@ TEST(a_shape_of_64_dims_is_printed_in_full) {
   int64_t dims[TE_MAX_NDIM];
   char expected[TE_MESSAGE_SIZE];
   fwd();
-  int used = snprintf(expected, sizeof expected, "te_ops::linear_fwd: x[63] = 8192: must be 3, which is K = w[1] (x has shape [");
+  int used = snprintf(expected, sizeof expected,
+                      "te_ops::linear_fwd: x[63] = 8192: must be 3, which is K = w[1] (x has shape [");
   for (int i = 0; i < TE_MAX_NDIM; i++) {
     dims[i] = i == TE_MAX_NDIM - 1 ? 8192 : i % 20 ? 1 : 1024;
     used += snprintf(expected + used, sizeof expected - (size_t)used, "%s%d", i ? ", " : "", (int)dims[i]);
@@ -482,12 +495,14 @@ TEST(a_shape_that_is_too_long_says_so) {
   for (int i = 0; i < TE_MAX_NDIM; i++) dims[i] = i ? INT64_MAX : 0; /* 0 first: the product is 0 */
   set_tensor(FWD_X, TE_bf16, dims, TE_MAX_NDIM);
   CHECK_INT(run(), TE_ERROR);
-  CHECK_CONTAINS(status.message, "te_ops::linear_fwd: x[63] = 9223372036854775807: must be 3, which is K = w[1] (x has shape [0, 9223372036854775807, ");
+  CHECK_CONTAINS(status.message, "te_ops::linear_fwd: x[63] = 9223372036854775807: must be 3, which is K = "
+                                 "w[1] (x has shape [0, 9223372036854775807, ");
   CHECK_CONTAINS(status.message, ", 9223372036854775807, ...])"); /* not cut in the middle of a number */
 }
 
 TEST(the_longest_message_is_whole) {
-  static const char n47[] = "a23456789_123456789_123456789_123456789_1234567", m47[] = "b23456789_123456789_123456789_123456789_1234567";
+  static const char n47[] = "a23456789_123456789_123456789_123456789_1234567",
+                    m47[] = "b23456789_123456789_123456789_123456789_1234567";
   char type[256], other[256], expected[64];
   int64_t dims[TE_MAX_NDIM];
   snprintf(type, sizeof type, "bf16 [*S, %s]", m47);
@@ -526,7 +541,8 @@ TEST(buffers_of_inputs) {
   TENSOR(1, TE_f32, 6, 1);
   CHECK_ERROR("test::t: x_scale[1] = 1: must be 2 (x_scale has shape [6, 1])");
   TENSOR(1, TE_f32, 3, 2);
-  CHECK_ERROR("test::t: x_scale[0] = 3: must be 6, which is M, the leading dims of x_data (x_scale has shape [3, 2])");
+  CHECK_ERROR("test::t: x_scale[0] = 3: must be 6, which is M, the leading dims of x_data (x_scale has shape "
+              "[3, 2])");
   TENSOR(1, TE_f32, 2, 3, 2);
   CHECK_ERROR("test::t: x_scale has 3 dimensions: must have 2 (x_scale has shape [2, 3, 2])");
   TENSOR(1, TE_f32, 6, 2);
@@ -544,7 +560,8 @@ TEST(buffers_of_inputs) {
 }
 
 TEST(buffers_of_outputs) {
-  BEGIN(IN("x", "bf16 [*M, K]"), IN("f", "bits row col"), OUT("q", "pair [*M, K] if row"), OUT("t", "triple [K, M] if col"));
+  BEGIN(IN("x", "bf16 [*M, K]"), IN("f", "bits row col"), OUT("q", "pair [*M, K] if row"),
+        OUT("t", "triple [K, M] if col"));
   TENSOR(0, TE_bf16, 2, 100, 33);
   in[1].scalar = 3;
   CHECK_RUNS();

@@ -11,7 +11,7 @@ static te_tensor tensor(int ndim, const int64_t *sizes, const int64_t *strides) 
 }
 
 #define DIMS(...) ((const int64_t[]){__VA_ARGS__})
-#define VIEW(n, sizes, strides, m)                                                                      \
+#define VIEW(n, sizes, strides, m) \
   (m = (te_matrix){0}, te__as_matrix(&(te_tensor){(void *)0x40, sizes, strides, n, TE_bf16}, &m))
 
 static void check_view(te_matrix m, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
@@ -124,9 +124,11 @@ TEST(nothing_to_walk_is_always_a_matrix) {
 static void describe(int ndim, const int64_t *sizes, const int64_t *strides) {
   char text[300];
   int used = snprintf(text, sizeof text, "sizes");
-  for (int i = 0; i < ndim; i++) used += snprintf(text + used, sizeof text - (size_t)used, " %d", (int)sizes[i]);
+  for (int i = 0; i < ndim; i++)
+    used += snprintf(text + used, sizeof text - (size_t)used, " %d", (int)sizes[i]);
   used += snprintf(text + used, sizeof text - (size_t)used, ", strides");
-  for (int i = 0; i < ndim; i++) used += snprintf(text + used, sizeof text - (size_t)used, " %d", (int)strides[i]);
+  for (int i = 0; i < ndim; i++)
+    used += snprintf(text + used, sizeof text - (size_t)used, " %d", (int)strides[i]);
   NOTE("%s", text);
 }
 

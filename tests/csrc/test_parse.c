@@ -15,7 +15,8 @@ static te_op op; /* too large for the stack of a test with several */
 
 /* Parses a row in which exactly one type has a caret. The caret is taken out; the error must name its slot
  * and its column. */
-static void check_bad(const te_slot_row *slots, const te_format_row *formats, const char *reason, const char *file, int line) {
+static void check_bad(const te_slot_row *slots, const te_format_row *formats, const char *reason,
+                      const char *file, int line) {
   te_slot_row copy[MAX_TEST_SLOTS] = {{0}};
   char text[TEXT_SIZE], expected[TEXT_SIZE], where[32] = "";
   const char *slot = "(no caret)";
@@ -31,7 +32,8 @@ static void check_bad(const te_slot_row *slots, const te_format_row *formats, co
   }
   te_op_row row = {"t", "made up", copy, NULL, NULL};
   te_status status = {0};
-  test__check_int(te__parse_op("test", formats, &row, &op, &status), TE_ERROR, file, line, "te__parse_op() == TE_ERROR");
+  test__check_int(te__parse_op("test", formats, &row, &op, &status), TE_ERROR, file, line,
+                  "te__parse_op() == TE_ERROR");
   snprintf(expected, sizeof expected, "row t.%s, column %s: %s", slot, where, reason);
   test__check_str(status.message, expected, file, line, "message");
 }
@@ -92,18 +94,21 @@ TEST(bad_shape) {
   BAD("the constant is too large", IN("x", "bf16 [M, ^2147483648]"), Y);
   BAD("the constant is too large", IN("x", "bf16 [M, K + ^99999999999999999999999999]"), Y);
   BAD("too many symbols at 'I'", IN("x", "bf16 [A, B, C, D]"), IN("z", "bf16 [E, F, G, H*^I]"));
-  BAD("too many symbols at 'I'", IN("x", "bf16 [A, B, C, D]"), IN("z", "bf16 [E, F, G, H]"), OUT("y", "bf16 [*^I]"));
+  BAD("too many symbols at 'I'", IN("x", "bf16 [A, B, C, D]"), IN("z", "bf16 [E, F, G, H]"),
+      OUT("y", "bf16 [*^I]"));
 }
 
 TEST(expression_too_long) {
   /* 16 steps: 8 symbols and 7 sums are 15. The column is just behind the piece that has no room. */
   BAD("the expression is too long", IN("x", "bf16 [M+M+M+M+M+M+M+M+M^+M]"), Y);
-  BAD("the expression is too long", IN("x", "bf16 [M, M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M^"), Y);
+  BAD("the expression is too long", IN("x", "bf16 [M, M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M+(M^"),
+      Y);
   BAD("the expression is too long", IN("x", "bf16 [ceil(M+M+M+M+M+M+M+M, 32)^]"), Y);
   /* Written within bounds, but the format's [M, ceil(K, 32)] puts the slot's dims in. */
   BAD("the expression is too long", IN("x", "pair [M, 1+2+3+4+5+6+7+8]^"), Y);
   BAD("the expression is too long", IN("x", "pair [1+2+3+4+5, 1+2+3+4+5, K]^"), Y);
-  CHECK_INT(parse_row(SLOTS(IN("x", "bf16 [M]"), OUT("y", "bf16 [M+M+M+M+M+M+M+M]")), &op, &(te_status){0}), TE_OK);
+  CHECK_INT(parse_row(SLOTS(IN("x", "bf16 [M]"), OUT("y", "bf16 [M+M+M+M+M+M+M+M]")), &op, &(te_status){0}),
+            TE_OK);
 }
 
 TEST(nesting_has_a_limit) {
@@ -119,7 +124,9 @@ TEST(nesting_has_a_limit) {
   CHECK_CONTAINS(status.message, "row t.x, column ");
   CHECK_CONTAINS(status.message, ": the expression is nested too deeply");
   free(type);
-  CHECK_INT(parse_row(SLOTS(IN("x", "bf16 [M]"), OUT("y", "bf16 [((((((((((((((((M))))))))))))))))]")), &op, &status), TE_OK);
+  CHECK_INT(parse_row(SLOTS(IN("x", "bf16 [M]"), OUT("y", "bf16 [((((((((((((((((M))))))))))))))))]")), &op,
+                      &status),
+            TE_OK);
 }
 
 TEST(bad_modifiers) {
@@ -201,10 +208,14 @@ TEST(bad_names) {
   BAD("the name 'x' is used twice", X, IN("x", "^bf16 [M]"), Y);
   BAD("the name 'x' is used twice", X, IN("x", "^int"), Y);
   BAD("the name 'x' is used twice", X, OUT("x", "^bf16 [M]"));
-  BAD("the name 'x_data' is used twice", X, IN("x_data", "bf16 [M]"), IN("z", "bf16 [M]"), IN("x_data", "^bf16 [M]"));
+  BAD("the name 'x_data' is used twice", X, IN("x_data", "bf16 [M]"), IN("z", "bf16 [M]"),
+      IN("x_data", "^bf16 [M]"));
   BAD("the name 'p_data' is used twice", IN("p_data", "bf16 [M]"), IN("p", "^pair [M, K]"));
+  BAD("the name 'p_data' is used twice", IN("x", "bf16 [M, K]"), OUT("p_data", "bf16 [M]"),
+      OUT("p", "^pair [M, K]"));
   BAD("the name 'p_scale' is used twice", X, IN("p_scale", "bf16 [M]"), IN("p", "^pair [M, K]"));
-  BAD("the name 'p' is used twice", X, IN("p", "pair [M, K]"), IN("p", "^bf16 [M]")); /* one field of a bundle */
+  BAD("the name 'p' is used twice", X, IN("p", "pair [M, K]"),
+      IN("p", "^bf16 [M]")); /* one field of a bundle */
   BAD("the name 'a' is used twice", X, IN("f", "bits a b ^a"));
   BAD("the name 'a' is used twice", X, IN("f", "bits a"), IN("g", "bits b ^a"));
   BAD("the name 'g' is used twice", X, IN("f", "bits ^g"), IN("g", "bool"));
@@ -225,7 +236,9 @@ TEST(bad_names) {
   BAD("the name is too long", X, IN("z", type));
   /* Nor are the names of buffers cut: 30 + 1 + 17 */
   BAD("the name is too long", X, IN("a23456789_123456789_123456789_123456789_123", "^pair [M, K]"));
-  CHECK_INT(parse_row(SLOTS(IN("a23456789_123456789_123456789_1234567890_", "pair [M, K]")), &op, &(te_status){0}), TE_OK);
+  CHECK_INT(
+      parse_row(SLOTS(IN("a23456789_123456789_123456789_1234567890_", "pair [M, K]")), &op, &(te_status){0}),
+      TE_OK);
   CHECK_STR(op.entries[0].name, "a23456789_123456789_123456789_1234567890__data");
   CHECK_STR(op.entries[1].name, "a23456789_123456789_123456789_1234567890__scale");
 }
@@ -277,19 +290,22 @@ TEST(symbols_must_be_bound) {
   BAD("no input that is present with it binds 'Q'", X, OUT("y", "^bf16 [K, 2 * Q]"));
   BAD("no input that is present with it binds '*Q'", X, OUT("y", "^bf16 [*Q, K]"));
   BAD("no input that is present with it binds 'Q'", X, IN("z", "bf16 [Q] ?"), OUT("y", "^bf16 [Q]"));
-  BAD("no input that is present with it binds 'Q'", X, IN("z", "^bf16 [2 * Q]"), Y); /* an input's expression, too */
+  BAD("no input that is present with it binds 'Q'", X, IN("z", "^bf16 [2 * Q]"),
+      Y); /* an input's expression, too */
   BAD("no input that is present with it binds 'Q'", X, IN("z", "bf16 [2 * K]"), OUT("y", "^bf16 [Q + 1]"));
-  BAD("no input that is present with it binds 'Q'", X, IN("f", "bits a b"), IN("z", "bf16 [Q] if a"), OUT("y", "^bf16 [Q]"));
+  BAD("no input that is present with it binds 'Q'", X, IN("f", "bits a b"), IN("z", "bf16 [Q] if a"),
+      OUT("y", "^bf16 [Q]"));
   BAD("no input that is present with it binds 'Q'", X, IN("f", "bits a b"), IN("z", "bf16 [Q] if a"),
       OUT("y", "^bf16 [Q] if b"));
-  BAD("no input that is present with it binds 'Q'", X, IN("f", "bits a"), IN("g", "bits b"), IN("z", "bf16 [Q] if a"),
-      OUT("y", "^bf16 [Q] if b"));
-  BAD("no input that is present with it binds 'Q'", X, IN("f", "bits a"), IN("g", "bool"), IN("z", "bf16 [Q] if a"),
-      OUT("y", "^bf16 [Q] if g"));
+  BAD("no input that is present with it binds 'Q'", X, IN("f", "bits a"), IN("g", "bits b"),
+      IN("z", "bf16 [Q] if a"), OUT("y", "^bf16 [Q] if b"));
+  BAD("no input that is present with it binds 'Q'", X, IN("f", "bits a"), IN("g", "bool"),
+      IN("z", "bf16 [Q] if a"), OUT("y", "^bf16 [Q] if g"));
   te_status status;
   parse_row(SLOTS(X, IN("f", "bits a b"), IN("z", "bf16 [Q] if b"), OUT("y", "bf16 [Q] if b")), &op, &status);
   CHECK_STR(status.message, "");
-  parse_row(SLOTS(IN("x", "bf16 [M, K]"), OUT("y", "bf16 [*M, K]")), &op, &status); /* bound bare, used spread */
+  parse_row(SLOTS(IN("x", "bf16 [M, K]"), OUT("y", "bf16 [*M, K]")), &op,
+            &status); /* bound bare, used spread */
   CHECK_STR(status.message, "");
 }
 
@@ -302,10 +318,12 @@ static void check_bad_format(const char *caret_type, const char *reason, const c
   int column = (int)(caret - caret_type);
   snprintf(type, sizeof type, "%.*s%s", column, caret_type, caret + 1);
   te_format_row formats[] = {
-      {"f", "made up", (te_buffer_row[]){{"data", "u8 [*M, K]"}, {"bad", type}, {NULL, NULL}}}, {NULL, NULL, NULL}};
+      {"f", "made up", (te_buffer_row[]){{"data", "u8 [*M, K]"}, {"bad", type}, {NULL, NULL}}},
+      {NULL, NULL, NULL}};
   te_op_row row = {"t", "made up", SLOTS(IN("x", "f [*M, K]")), NULL, NULL};
   te_status status = {0};
-  test__check_int(te__parse_op("test", formats, &row, &op, &status), TE_ERROR, file, line, "te__parse_op() == TE_ERROR");
+  test__check_int(te__parse_op("test", formats, &row, &op, &status), TE_ERROR, file, line,
+                  "te__parse_op() == TE_ERROR");
   snprintf(expected, sizeof expected, "row t.x:f.bad, column %d: %s", column + 1, reason);
   test__check_str(status.message, expected, file, line, "message");
 }
@@ -334,13 +352,15 @@ TEST(bad_uses_of_formats) {
   BAD("a format of several buffers needs a last dim", IN("x", "pair []^"), Y);
   BAD("a format of several buffers needs a last dim", IN("x", "pair [*M]^"), Y);
 
-  te_format_row spread_k[] = {{"f", "", (te_buffer_row[]){{"data", "u8 [*K]"}, {NULL, NULL}}}, {NULL, NULL, NULL}};
+  te_format_row spread_k[] = {{"f", "", (te_buffer_row[]){{"data", "u8 [*K]"}, {NULL, NULL}}},
+                              {NULL, NULL, NULL}};
   te_op_row row = {"t", "", SLOTS(IN("x", "f [*M, K]")), NULL, NULL};
   status = (te_status){0};
   te__parse_op("test", spread_k, &row, &op, &status);
   CHECK_STR(status.message, "row t.x, column 10: only M can be spread in a format");
 
-  te_format_row deep[] = {{"f", "", (te_buffer_row[]){{"data", "u8 [*M, K, 1, 2]"}, {NULL, NULL}}}, {NULL, NULL, NULL}};
+  te_format_row deep[] = {{"f", "", (te_buffer_row[]){{"data", "u8 [*M, K, 1, 2]"}, {NULL, NULL}}},
+                          {NULL, NULL, NULL}};
   row.slots = SLOTS(IN("x", "f [A, B, K]"));
   status = (te_status){0};
   te__parse_op("test", deep, &row, &op, &status);
@@ -365,8 +385,8 @@ TEST(bad_uses_of_formats) {
   te__parse_op("test", empty, &row, &op, &status);
   CHECK_STR(status.message, "row t.z, column 9: format 'f' has no buffers");
 
-  te_format_row twice[] = {
-      {"f", "", (te_buffer_row[]){{"data", "u8 [M]"}, {"data", "u8 [K]"}, {NULL, NULL}}}, {NULL, NULL, NULL}};
+  te_format_row twice[] = {{"f", "", (te_buffer_row[]){{"data", "u8 [M]"}, {"data", "u8 [K]"}, {NULL, NULL}}},
+                           {NULL, NULL, NULL}};
   status = (te_status){0};
   te__parse_op("test", twice, &row, &op, &status);
   CHECK_STR(status.message, "row t.z, column 1: the name 'z_data' is used twice");
@@ -377,7 +397,8 @@ static const char *print_shape(const te_shape *shape) {
   static char text[512];
   size_t used = 0;
   used += (size_t)snprintf(text, sizeof text, "[");
-  if (shape->spread >= 0) used += (size_t)snprintf(text + used, sizeof text - used, "*%s", op.symbols[shape->spread]);
+  if (shape->spread >= 0)
+    used += (size_t)snprintf(text + used, sizeof text - used, "*%s", op.symbols[shape->spread]);
   for (int d = 0; d < shape->n; d++) {
     char stack[TE_MAX_DIM_STEPS][128], both[256];
     int top = 0;
@@ -403,7 +424,8 @@ static const char *print_shape(const te_shape *shape) {
       }
     }
     CHECK_INT(top, 1);
-    used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", d || shape->spread >= 0 ? ", " : "", stack[0]);
+    used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", d || shape->spread >= 0 ? ", " : "",
+                             stack[0]);
   }
   snprintf(text + used, sizeof text - used, "]");
   return text;
@@ -420,11 +442,11 @@ static void check_entry(int index, const char *name, te_dtype dtype, const char 
 }
 
 /* For a row that has to parse. */
-#define PARSE(...)                                                                                      \
-  do {                                                                                                  \
-    te_status status_;                                                                                  \
-    CHECK_INT(parse_row(SLOTS(__VA_ARGS__), &op, &status_), TE_OK);                                     \
-    CHECK_STR(status_.message, "");                                                                     \
+#define PARSE(...) \
+  do { \
+    te_status status_; \
+    CHECK_INT(parse_row(SLOTS(__VA_ARGS__), &op, &status_), TE_OK); \
+    CHECK_STR(status_.message, ""); \
   } while (0)
 
 TEST(buffers_of_an_input) {
@@ -447,7 +469,8 @@ TEST(buffers_of_an_input) {
 }
 
 TEST(buffers_of_an_output) {
-  PARSE(IN("x", "bf16 [*M, K]"), IN("f", "bits row col"), OUT("q", "pair [*M, K] if row"), OUT("t", "triple [K, M] if col"));
+  PARSE(IN("x", "bf16 [*M, K]"), IN("f", "bits row col"), OUT("q", "pair [*M, K] if row"),
+        OUT("t", "triple [K, M] if col"));
   CHECK_INT(op.n_inputs, 2);
   CHECK_INT(op.n_outputs, 5);
   check_entry(2, "q_data", TE_u8, "[*M, K]");
@@ -463,7 +486,8 @@ TEST(buffers_of_an_output) {
 
 TEST(formats_of_other_shapes) {
   /* M is the product of all dims but the last, whatever they are; 1 if there are none. */
-  PARSE(IN("v", "pair [C]"), IN("a", "pair [A, B, C]"), IN("s", "pair [*T, B, C]"), IN("e", "pair [A + 1, 2 * C]"));
+  PARSE(IN("v", "pair [C]"), IN("a", "pair [A, B, C]"), IN("s", "pair [*T, B, C]"),
+        IN("e", "pair [A + 1, 2 * C]"));
   check_entry(0, "v_data", TE_u8, "[C]");
   check_entry(1, "v_scale", TE_f32, "[1, ceil(C, 32)]");
   check_entry(2, "a_data", TE_u8, "[A, B, C]");
@@ -477,7 +501,8 @@ TEST(formats_of_other_shapes) {
 TEST(a_buffer_may_have_any_dtype) {
   for (int d = 0; d < TE_DTYPE_COUNT; d++) {
     char type[32];
-    te_format_row formats[] = {{"f", "", (te_buffer_row[]){{"data", type}, {NULL, NULL}}}, {NULL, NULL, NULL}};
+    te_format_row formats[] = {{"f", "", (te_buffer_row[]){{"data", type}, {NULL, NULL}}},
+                               {NULL, NULL, NULL}};
     te_op_row of_one = {"t", "", SLOTS(IN("x", "f [*M, K]")), NULL, NULL};
     te_status status = {0};
     snprintf(type, sizeof type, "%s [*M, K]", te__dtype_id((te_dtype)d));
@@ -500,8 +525,8 @@ TEST(optional_and_conditional_buffers) {
 
 TEST(entries) {
   PARSE(IN("x", "bf16|f16|f32 [*M, K] strided"), IN("w", "like x [N, K]"), IN("b", "like x [N] ?"),
-        IN("g", "f32 [N, K] ! if update"), IN("f", "bits update other"), IN("eps", "float = 1e-5"), IN("flag", "bool"),
-        OUT("y", "like x [*M, N]"), OUT("z", "f32 [] if flag"));
+        IN("g", "f32 [N, K] ! if update"), IN("f", "bits update other"), IN("eps", "float = 1e-5"),
+        IN("flag", "bool"), OUT("y", "like x [*M, N]"), OUT("z", "f32 [] if flag"));
   CHECK_STR(op.full_name, "test::t");
   CHECK_INT(op.n_slots, 9);
   CHECK_INT(op.n_inputs, 7);
@@ -511,7 +536,8 @@ TEST(entries) {
   CHECK_STR(op.symbols[0], "M");
   CHECK_STR(op.symbols[1], "K");
   CHECK_STR(op.symbols[2], "N");
-  const te_entry *x = &op.entries[0], *w = x + 1, *b = x + 2, *g = x + 3, *f = x + 4, *eps = x + 5, *flag = x + 6, *y = x + 7, *z = x + 8;
+  const te_entry *x = &op.entries[0], *w = x + 1, *b = x + 2, *g = x + 3, *f = x + 4, *eps = x + 5,
+                 *flag = x + 6, *y = x + 7, *z = x + 8;
   CHECK_INT(x->dtypes, 1 << TE_bf16 | 1 << TE_f16 | 1 << TE_f32);
   CHECK_INT(x->like, -1);
   CHECK(x->is_strided && !x->is_optional && !x->is_mutable && x->condition.entry == -1);
@@ -539,7 +565,8 @@ TEST(entries) {
 
 TEST(a_condition_finds_its_flag_behind_buffers) {
   /* The flag's entry is not its slot: the pair before it has two entries. */
-  PARSE(IN("x", "pair [*M, K]"), IN("z", "bf16 [K] if b"), IN("f", "bits a b"), OUT("y", "bf16 [K] if b"), OUT("v", "bf16 [K] if a"));
+  PARSE(IN("x", "pair [*M, K]"), IN("z", "bf16 [K] if b"), IN("f", "bits a b"), OUT("y", "bf16 [K] if b"),
+        OUT("v", "bf16 [K] if a"));
   CHECK_INT(op.entries[2].condition.entry, 3);
   CHECK_INT(op.entries[2].condition.bit, 1);
   CHECK_INT(op.entries[4].condition.entry, 3);
@@ -557,8 +584,8 @@ TEST(space_is_free) {
 }
 
 TEST(names_that_begin_like_keywords) {
-  PARSE(IN("strided", "bf16 [ceiling, upper, likes]"), IN("f", "bits iff bool_ int_"), IN("like", "like strided [ceiling] if iff"),
-        OUT("y", "f32 [2 * upper] if int_"));
+  PARSE(IN("strided", "bf16 [ceiling, upper, likes]"), IN("f", "bits iff bool_ int_"),
+        IN("like", "like strided [ceiling] if iff"), OUT("y", "f32 [2 * upper] if int_"));
   CHECK_STR(op.symbols[0], "ceiling");
   CHECK_INT(op.entries[2].like, 0);
   CHECK_INT(op.entries[3].condition.bit, 2);
@@ -622,48 +649,57 @@ static void check_schema(const char *expected, const char *file, int line) {
   op.row = NULL;
 }
 
-#define SCHEMA(expected, ...)                                                                           \
-  do {                                                                                                  \
-    PARSE(__VA_ARGS__);                                                                                 \
-    check_schema(expected, __FILE__, __LINE__);                                                         \
+#define SCHEMA(expected, ...) \
+  do { \
+    PARSE(__VA_ARGS__); \
+    check_schema(expected, __FILE__, __LINE__); \
   } while (0)
 
 TEST(schemas) {
   SCHEMA("t(Tensor x) -> ()", IN("x", "bf16 [M]"));
   SCHEMA("t(Tensor x) -> Tensor", IN("x", "bf16 [M]"), OUT("y", "bf16 [M]"));
-  SCHEMA("t(Tensor x) -> (Tensor, Tensor, Tensor)", IN("x", "bf16 [M]"), OUT("y", "bf16 [M]"), OUT("z", "f32 [M]"), OUT("s", "f32 []"));
-  SCHEMA("t(Tensor x, int n, float e, bool b, int f) -> ()", IN("x", "bf16 [M]"), IN("n", "int"), IN("e", "float"),
-         IN("b", "bool"), IN("f", "bits one two"));
-  SCHEMA("t(Tensor x, Tensor? o, Tensor? c, int f) -> ()", IN("x", "bf16 [M]"), IN("o", "bf16 [M] ?"), IN("c", "bf16 [M] if a"), IN("f", "bits a"));
+  SCHEMA("t(Tensor x) -> (Tensor, Tensor, Tensor)", IN("x", "bf16 [M]"), OUT("y", "bf16 [M]"),
+         OUT("z", "f32 [M]"), OUT("s", "f32 []"));
+  SCHEMA("t(Tensor x, int n, float e, bool b, int f) -> ()", IN("x", "bf16 [M]"), IN("n", "int"),
+         IN("e", "float"), IN("b", "bool"), IN("f", "bits one two"));
+  SCHEMA("t(Tensor x, Tensor? o, Tensor? c, int f) -> ()", IN("x", "bf16 [M]"), IN("o", "bf16 [M] ?"),
+         IN("c", "bf16 [M] if a"), IN("f", "bits a"));
   /* Mutable ones get an alias set each. */
-  SCHEMA("t(Tensor x, Tensor(a!) g, Tensor(b!)? h, Tensor(c!)? i, bool u) -> ()", IN("x", "bf16 [M]"), IN("g", "f32 [M] !"),
-         IN("h", "f32 [M] ! ?"), IN("i", "f32 [M] if u !"), IN("u", "bool"));
+  SCHEMA("t(Tensor x, Tensor(a!) g, Tensor(b!)? h, Tensor(c!)? i, bool u) -> ()", IN("x", "bf16 [M]"),
+         IN("g", "f32 [M] !"), IN("h", "f32 [M] ! ?"), IN("i", "f32 [M] if u !"), IN("u", "bool"));
 }
 
 TEST(schemas_of_conditional_outputs) {
   SCHEMA("t(int f, Tensor x) -> Tensor?", IN("f", "bits a"), IN("x", "bf16 [M]"), OUT("y", "bf16 [M] if a"));
   /* None where nothing is mutated; a mutating operator cannot return it, so there absent is empty. */
   SCHEMA("t(Tensor x, int f) -> Tensor?", IN("x", "bf16 [M]"), IN("f", "bits a"), OUT("y", "bf16 [M] if a"));
-  SCHEMA("t(Tensor x, int f) -> (Tensor, Tensor?)", IN("x", "bf16 [M]"), IN("f", "bits a"), OUT("y", "bf16 [M]"), OUT("z", "bf16 [M] if a"));
-  SCHEMA("t(Tensor(a!) x, int f) -> Tensor", IN("x", "bf16 [M] !"), IN("f", "bits a"), OUT("y", "bf16 [M] if a"));
-  SCHEMA("t(Tensor x, Tensor(a!)? h, int f) -> (Tensor, Tensor)", IN("x", "bf16 [M]"), IN("h", "f32 [1] ! ?"), IN("f", "bits a"),
+  SCHEMA("t(Tensor x, int f) -> (Tensor, Tensor?)", IN("x", "bf16 [M]"), IN("f", "bits a"),
          OUT("y", "bf16 [M]"), OUT("z", "bf16 [M] if a"));
+  SCHEMA("t(Tensor(a!) x, int f) -> Tensor", IN("x", "bf16 [M] !"), IN("f", "bits a"),
+         OUT("y", "bf16 [M] if a"));
+  SCHEMA("t(Tensor x, Tensor(a!)? h, int f) -> (Tensor, Tensor)", IN("x", "bf16 [M]"), IN("h", "f32 [1] ! ?"),
+         IN("f", "bits a"), OUT("y", "bf16 [M]"), OUT("z", "bf16 [M] if a"));
 }
 
 TEST(schemas_of_defaults) {
-  SCHEMA("t(Tensor x, int n=3, int m=-1, int z=0, int l=9007199254740992, int k=-9007199254740992) -> ()", IN("x", "bf16 [M]"), IN("n", "int = 3"), IN("m", "int=-1"),
-         IN("z", "int = 0"), IN("l", "int = 9007199254740992"), IN("k", "int = -9007199254740992"));
-  SCHEMA("t(Tensor x, bool t=True, bool f=False) -> ()", IN("x", "bf16 [M]"), IN("t", "bool = True"), IN("f", "bool=False"));
+  SCHEMA("t(Tensor x, int n=3, int m=-1, int z=0, int l=9007199254740992, int k=-9007199254740992) -> ()",
+         IN("x", "bf16 [M]"), IN("n", "int = 3"), IN("m", "int=-1"), IN("z", "int = 0"),
+         IN("l", "int = 9007199254740992"), IN("k", "int = -9007199254740992"));
+  SCHEMA("t(Tensor x, bool t=True, bool f=False) -> ()", IN("x", "bf16 [M]"), IN("t", "bool = True"),
+         IN("f", "bool=False"));
   /* 17 digits: the number that comes back is the one that was written. */
   SCHEMA("t(Tensor x, float e=1.0000000000000001e-05, float o=1, float h=-0.5) -> ()", IN("x", "bf16 [M]"),
          IN("e", "float = 1e-5"), IN("o", "float = 1"), IN("h", "float = -.5"));
 }
 
 TEST(schemas_of_buffers) {
-  SCHEMA("t(Tensor x_data, Tensor x_scale, Tensor? o_data, Tensor? o_scale, Tensor(a!) m_data, Tensor(b!) m_scale, Tensor(c!) m_amax) "
+  SCHEMA("t(Tensor x_data, Tensor x_scale, Tensor? o_data, Tensor? o_scale, Tensor(a!) m_data, Tensor(b!) "
+         "m_scale, Tensor(c!) m_amax) "
          "-> (Tensor, Tensor)",
-         IN("x", "pair [*M, K]"), IN("o", "pair [M, K] ?"), IN("m", "triple [M, K] !"), OUT("y", "pair [*M, K]"));
-  SCHEMA("t(Tensor x, int f) -> (Tensor?, Tensor?, Tensor?)", IN("x", "bf16 [M, K]"), IN("f", "bits a"), OUT("y", "triple [M, K] if a"));
+         IN("x", "pair [*M, K]"), IN("o", "pair [M, K] ?"), IN("m", "triple [M, K] !"),
+         OUT("y", "pair [*M, K]"));
+  SCHEMA("t(Tensor x, int f) -> (Tensor?, Tensor?, Tensor?)", IN("x", "bf16 [M, K]"), IN("f", "bits a"),
+         OUT("y", "triple [M, K] if a"));
 }
 
 TEST(schema_that_does_not_fit) {
@@ -753,8 +789,10 @@ static char *on_heap(const char *text, size_t n) {
 
 static char *random_type(rng *r) {
   static const char alphabet[] = "[](),*+-?!=|&. 019MKNxceilupbf16ifstrided_\t\n\x7f\xff";
-  static const char *const tokens[] = {"bf16", "pair", "triple", "like ", "s0",      "[", "]", "*M",    "M",    ",", "ceil(", "up(", "(",   ")",  "32",
-                                       "?",    "!",    "if ",    "fa",    "strided", "+", "-", "bits ", "int ", "=", "1e9",   "0x1", "nan", "K", " "};
+  static const char *const tokens[] = {"bf16", "pair", "triple", "like ",   "s0", "[", "]",     "*M",
+                                       "M",    ",",    "ceil(",  "up(",     "(",  ")", "32",    "?",
+                                       "!",    "if ",  "fa",     "strided", "+",  "-", "bits ", "int ",
+                                       "=",    "1e9",  "0x1",    "nan",     "K",  " "};
   char text[200];
   size_t n = 0;
   switch (rng_below(r, 4)) {
@@ -763,17 +801,21 @@ static char *random_type(rng *r) {
     return on_heap(type, (size_t)rng_below(r, (int64_t)strlen(type) + 1));
   }
   case 1: { /* a valid one with a few bytes changed */
-    n = (size_t)snprintf(text, sizeof text, "%s", types[rng_below(r, (int64_t)(sizeof types / sizeof *types))]);
-    for (int64_t i = 1 + rng_below(r, 3); i > 0; i--) text[rng_below(r, (int64_t)n)] = alphabet[rng_below(r, sizeof alphabet - 1)];
+    n = (size_t)snprintf(text, sizeof text, "%s",
+                         types[rng_below(r, (int64_t)(sizeof types / sizeof *types))]);
+    for (int64_t i = 1 + rng_below(r, 3); i > 0; i--)
+      text[rng_below(r, (int64_t)n)] = alphabet[rng_below(r, sizeof alphabet - 1)];
     return on_heap(text, n);
   }
   case 2: /* tokens */
     for (int64_t i = rng_below(r, 24); i > 0; i--)
-      n += (size_t)snprintf(text + n, sizeof text - n, "%s", tokens[rng_below(r, (int64_t)(sizeof tokens / sizeof *tokens))]);
+      n += (size_t)snprintf(text + n, sizeof text - n, "%s",
+                            tokens[rng_below(r, (int64_t)(sizeof tokens / sizeof *tokens))]);
     return on_heap(text, n);
   default: /* bytes */
     for (int64_t i = rng_below(r, 60); i > 0; i--)
-      text[n++] = rng_below(r, 4) ? alphabet[rng_below(r, sizeof alphabet - 1)] : (char)(1 + rng_below(r, 255));
+      text[n++] =
+          rng_below(r, 4) ? alphabet[rng_below(r, sizeof alphabet - 1)] : (char)(1 + rng_below(r, 255));
     return on_heap(text, n);
   }
 }
@@ -800,9 +842,11 @@ static void infer_anything(rng *r) {
     for (int e = 0; e < op.n_inputs; e++) {
       const te_entry *entry = &op.entries[e];
       inputs[e] = (te_desc){.present = rng_below(r, 8) != 0, .sizes = sizes[e], .scalar = rng_below(r, 16)};
-      inputs[e].dtype = entry->dtypes ? (te_dtype)__builtin_ctz(entry->dtypes) : (te_dtype)rng_below(r, TE_DTYPE_COUNT + 1);
+      inputs[e].dtype =
+          entry->dtypes ? (te_dtype)__builtin_ctz(entry->dtypes) : (te_dtype)rng_below(r, TE_DTYPE_COUNT + 1);
       inputs[e].ndim = entry->shape.n + (entry->shape.spread >= 0 ? (int)rng_below(r, 4) : 0);
-      for (int d = 0; d < inputs[e].ndim; d++) sizes[e][d].i = rng_below(r, 10) ? rng_below(r, 3) : INT64_MAX >> rng_below(r, 40);
+      for (int d = 0; d < inputs[e].ndim; d++)
+        sizes[e][d].i = rng_below(r, 10) ? rng_below(r, 3) : INT64_MAX >> rng_below(r, 40);
     }
     int rc = te__infer(&op, &arith, inputs, outputs, &status);
     CHECK_INT(rc, status.code);
@@ -819,7 +863,8 @@ PROPERTY(random_rows_never_crash) {
       const char *type = i ? types[rng_below(r, (int64_t)(sizeof types / sizeof *types))] : types[0];
       /* Flags are declared once. */
       if (strncmp(type, "bits", 4) == 0) type = "int";
-      slots[i] = (te_slot_row){i + 2 > n && rng_below(r, 2) && n > 1, slot_name(i), i == bad ? random_type(r) : on_heap(type, strlen(type))};
+      slots[i] = (te_slot_row){i + 2 > n && rng_below(r, 2) && n > 1, slot_name(i),
+                               i == bad ? random_type(r) : on_heap(type, strlen(type))};
     }
     slots[n] = (te_slot_row){false, NULL, NULL};
     if (n > 1 && rng_below(r, 2) && !slots[1].is_output) { /* a flag for "if fa" */

@@ -62,6 +62,8 @@ def test_bundles_trace() -> None:
     assert torch.equal(fn(x, w), torch.ops.te_ops.linear_fwd(x, w, None))
 
 
-def test_generated_function_documents_itself() -> None:
-    doc = bind("te_ops::linear_fwd", LinearForward).__doc__ or ""
-    assert "op(a.x, a.w, a.b)" in doc
+def test_direct_call_is_the_same_call() -> None:
+    binding = bind("te_ops::linear_fwd", LinearForward)
+    x, w = torch.randn(3, 4), torch.randn(2, 4)
+    assert torch.equal(binding.direct(x=x, w=w, b=None), binding(LinearForward(x=x, w=w, b=None)))
+    assert "r = op(x, w, b)" in binding.source
