@@ -76,7 +76,9 @@ class Cuda:
         for nvcc in cls.candidates():
             if not nvcc.exists():
                 continue
-            text = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False).stdout
+            text = subprocess.run(
+                [str(nvcc), "--version"], capture_output=True, text=True, check=False
+            ).stdout
             match = re.search(r"release (\d+)\.(\d+)", text)
             version = (int(match[1]), int(match[2])) if match else (0, 0)
             if version < MIN_NVCC:
@@ -89,15 +91,24 @@ class Cuda:
                 continue
             say(f"building with CUDA code by {nvcc} ({version[0]}.{version[1]})")
             return cuda
-        reason = "; ".join(seen) or "no nvcc in CUDA_HOME, PATH, the nvidia-cuda-nvcc wheel or /usr/local/cuda"
+        reason = (
+            "; ".join(seen) or "no nvcc in CUDA_HOME, PATH, the nvidia-cuda-nvcc wheel or /usr/local/cuda"
+        )
         if wish == "1":
-            raise RuntimeError(f"TE_OPS_CUDA=1, but no nvcc >= {MIN_NVCC[0]}.{MIN_NVCC[1]} is usable: {reason}")
+            raise RuntimeError(
+                f"TE_OPS_CUDA=1, but no nvcc >= {MIN_NVCC[0]}.{MIN_NVCC[1]} is usable: {reason}"
+            )
         say(f"building a CPU-only te_ops: {reason}")
         return None
 
     @property
     def archs(self) -> list[str]:
-        archs = (os.environ.get("TE_OPS_CUDA_ARCHS") or DEFAULT_CUDA_ARCHS).replace(";", " ").replace(",", " ").split()
+        archs = (
+            (os.environ.get("TE_OPS_CUDA_ARCHS") or DEFAULT_CUDA_ARCHS)
+            .replace(";", " ")
+            .replace(",", " ")
+            .split()
+        )
         for arch in archs:
             if not re.fullmatch(r"\d+\.\d[af]?", arch):
                 raise RuntimeError(f"TE_OPS_CUDA_ARCHS: {arch!r} is not like 8.0 or 9.0a")
@@ -123,7 +134,9 @@ class BuildExt(build_ext):
             temp = temp.with_name(temp.name + "-sanitize")
         temp.mkdir(parents=True, exist_ok=True)
         cc = shlex.split(os.environ.get("CC", "cc"))
-        sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-O1"] if sanitize else []
+        sanitizers = (
+            ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-O1"] if sanitize else []
+        )
         defines = [f'-DTE_CUDA_BUILD="{".".join(map(str, cuda.version))}"' if cuda else '-DTE_CUDA_BUILD=""']
         defines += [f'-DTE_CUDA_ARCHS="{" ".join(cuda.archs)}"' if cuda else '-DTE_CUDA_ARCHS=""']
         includes = ["-Ipython/te_ops/include", *(f"-I{folder}" for folder in self.include_dirs)]
@@ -138,8 +151,9 @@ class BuildExt(build_ext):
         commands = {source: [*c_command, "-c", source] for source in sources}
         if cuda:
             commands |= {source: [*c_command, "-c", source] for source in sorted(glob.glob("csrc/cuda/*.c"))}
-            nvcc = [str(cuda.nvcc), "-std=c++17", "-O3", "-lineinfo", "-Ipython/te_ops/include", *cuda.gencode(), "-Xcompiler", "-fPIC",
-                    "-Xcompiler", "-fvisibility=hidden", "-Xcompiler", "-Wall", "-Werror", "all-warnings"]  # fmt: skip
+            host_flags = "-fPIC,-fvisibility=hidden,-Wall"
+            nvcc = [str(cuda.nvcc), "-std=c++17", "-O3", "-lineinfo", "-Ipython/te_ops/include",
+                    *cuda.gencode(), "-Xcompiler", host_flags, "-Werror", "all-warnings"]  # fmt: skip
             commands |= {source: [*nvcc, "-c", source] for source in sorted(glob.glob("csrc/kernels/*.cu"))}
         headers = glob.glob("csrc/**/*.[hd]*", recursive=True) + glob.glob("python/te_ops/include/*.h")
         newest_header = max(Path(p).stat().st_mtime for p in headers)
@@ -150,7 +164,12 @@ class BuildExt(build_ext):
         output.parent.mkdir(parents=True, exist_ok=True)
         link = [*cc, "-shared", *sanitizers, "-o", str(output), *objects, "-ldl", "-lpthread"]
         if cuda:
-            link += [f"-L{cuda.lib}", "-lcudart_static", "-lrt", "-lstdc++"]  # the static runtime is C++ inside
+            link += [
+                f"-L{cuda.lib}",
+                "-lcudart_static",
+                "-lrt",
+                "-lstdc++",
+            ]  # the static runtime is C++ inside
         self.run_command_line(link)
 
     def check_table(self, c_command: list[str], temp: Path) -> None:

@@ -1,4 +1,4 @@
-"""te_ops.Linear against torch.nn.Linear: host cost, GPU time, compile time, memory. `python bench_linear.py --help`.
+"""te_ops.Linear against torch.nn.Linear: host cost, GPU time, compile time, memory.
 
 Floors for forward and backward of M x K by N, in bf16: 6 M N K operations (the GPU's matrix rate decides for
 large sizes); the bias gradient adds one read of dy, 2 M N bytes, unless it rides on the weight gradient.
@@ -16,11 +16,10 @@ from typing import Any
 
 os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")  # compile time means cold compile time
 
+import te_ops as te
 import torch
 from harness import Candidate, Result, device_time, graph_replay, host_time, peak_memory, report
 from torch import Tensor, nn
-
-import te_ops as te
 
 # (M, K, N): square, MLP, odd
 LARGE = [(15872, 4096, 16384), (8192, 8192, 8192), (8192, 4096, 4096)]
@@ -31,7 +30,10 @@ Pair = tuple[nn.Module, nn.Module]
 
 
 def layers(k: int, n: int, device: torch.device, dtype: torch.dtype) -> Pair:
-    ours, baseline = te.Linear(k, n, device=device, params_dtype=dtype), nn.Linear(k, n, device=device, dtype=dtype)
+    ours, baseline = (
+        te.Linear(k, n, device=device, params_dtype=dtype),
+        nn.Linear(k, n, device=device, dtype=dtype),
+    )
     baseline.load_state_dict(ours.state_dict())
     return ours, baseline
 
@@ -70,7 +72,9 @@ class Bench:
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.results: list[Result] = []
 
-    def add(self, what: str, shape: tuple[int, int, int], unit: str, values: tuple[float, float, float]) -> None:
+    def add(
+        self, what: str, shape: tuple[int, int, int], unit: str, values: tuple[float, float, float]
+    ) -> None:
         m, k, n = shape
         self.results.append(Result(what, f"{m}x{k}->{n}", unit, *values, "nn.Linear"))
         print(".", end="", flush=True)
@@ -78,14 +82,23 @@ class Bench:
     def data(self, shape: tuple[int, int, int]) -> tuple[Pair, Tensor, Tensor]:
         m, k, n = shape
         x = torch.randn(m, k, device=self.device, dtype=self.dtype, requires_grad=True)
-        return layers(k, n, self.device, self.dtype), x, torch.randn(m, n, device=self.device, dtype=self.dtype)
+        return (
+            layers(k, n, self.device, self.dtype),
+            x,
+            torch.randn(m, n, device=self.device, dtype=self.dtype),
+        )
 
     def host(self) -> None:
         pair, x, dy = self.data(SMALL)
         rounds = 11 if self.quick else 61
         forward = [inference(m, x) for m in pair]
         self.add("host, forward, no_grad", SMALL, "us", host_time(*forward, calls=500, rounds=rounds))
-        self.add("host, forward", SMALL, "us", host_time(*(lambda m=m: m(x) for m in pair), calls=500, rounds=rounds))
+        self.add(
+            "host, forward",
+            SMALL,
+            "us",
+            host_time(*(lambda m=m: m(x) for m in pair), calls=500, rounds=rounds),
+        )
         both = [training(m, m, x, dy) for m in pair]
         self.add("host, forward + backward", SMALL, "us", host_time(*both, calls=200, rounds=rounds))
 
@@ -103,14 +116,21 @@ class Bench:
         self.add("host, compiled, forward, no_grad", SMALL, "us",
                  host_time(*(inference(f, x) for f in fns), calls=500, rounds=rounds))  # fmt: skip
         both = [training(f, m, x, dy) for f, m in zip(fns, pair, strict=True)]
-        self.add("host, compiled, forward + backward", SMALL, "us", host_time(*both, calls=200, rounds=rounds))
+        self.add(
+            "host, compiled, forward + backward", SMALL, "us", host_time(*both, calls=200, rounds=rounds)
+        )
 
     def gpu(self) -> None:
         shapes = LARGE[1:2] if self.quick else LARGE + MIDDLE
         for shape in shapes:
             pair, x, dy = self.data(shape)
             rounds = 11 if self.quick else 41
-            self.add("GPU, forward, no_grad", shape, "ms", device_time(*(inference(m, x) for m in pair), rounds=rounds))
+            self.add(
+                "GPU, forward, no_grad",
+                shape,
+                "ms",
+                device_time(*(inference(m, x) for m in pair), rounds=rounds),
+            )
             both = [training(m, m, x, dy) for m in pair]
             self.add("GPU, forward + backward", shape, "ms", device_time(*both, rounds=rounds))
             ours, baseline = (peak_memory(f) for f in both)
@@ -133,7 +153,9 @@ def main() -> None:
     args = parser.parse_args()
     te.set_gemm_autotune(args.autotune)
     bench = Bench(torch.device("cuda" if te.info()["backends"]["cuda"]["usable"] else "cpu"), args.quick)
-    steps: list[Any] = [bench.host] if args.quick and bench.device.type == "cpu" else [bench.host, bench.compiled]
+    steps: list[Any] = (
+        [bench.host] if args.quick and bench.device.type == "cpu" else [bench.host, bench.compiled]
+    )
     if bench.device.type == "cuda":
         steps += [bench.gpu, bench.graphs]
     for step in steps:

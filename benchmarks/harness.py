@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import torch
-
 import te_ops as te
+import torch
 
 Candidate = Callable[[], object]
 
@@ -51,10 +50,16 @@ def synchronize() -> None:
 
 def _paired(samples: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     ours, baseline = samples
-    return statistics.median(ours), statistics.median(baseline), statistics.median(a / b for a, b in zip(ours, baseline, strict=True))
+    return (
+        statistics.median(ours),
+        statistics.median(baseline),
+        statistics.median(a / b for a, b in zip(ours, baseline, strict=True)),
+    )
 
 
-def host_time(ours: Candidate, baseline: Candidate, calls: int = 200, rounds: int = 41) -> tuple[float, float, float]:
+def host_time(
+    ours: Candidate, baseline: Candidate, calls: int = 200, rounds: int = 41
+) -> tuple[float, float, float]:
     """Microseconds a call costs the host when the device keeps up: (ours, baseline, ratio)."""
     samples: list[list[float]] = [[], []]
     for f in (ours, baseline):
@@ -122,7 +127,10 @@ def graph_replay(f: Candidate) -> Candidate:
 
 def report(results: Sequence[Result], path: Path | None) -> None:
     """Prints the table, and saves it."""
-    print(f"\n{results[0].device}, torch {results[0].torch}, te_ops {results[0].te_ops}, cuBLASLt {results[0].cublaslt}\n")
+    print(
+        f"\n{results[0].device}, torch {results[0].torch}, te_ops {results[0].te_ops}, "
+        f"cuBLASLt {results[0].cublaslt}\n"
+    )
     print(f"{'what':46} {'shape':22} {'te_ops':>10} {'baseline':>10} {'unit':4} {'ratio':>6}")
     for r in results:
         print(f"{r.what:46} {r.shape:22} {r.ours:10.3f} {r.baseline:10.3f} {r.unit:4} {r.ratio:6.3f}")

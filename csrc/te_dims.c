@@ -55,8 +55,7 @@ static int int64_binary(void *user, enum te_dim_code code, te_num a, te_num b, t
   default:
     return te__fail(status, "unknown step %d in a dims program", (int)code);
   }
-  TE_REQUIRE(status, !overflow, "a size overflows 64 bits (operands %" PRId64 " and %" PRId64 ")", a.i,
-             b.i);
+  TE_REQUIRE(status, !overflow, "a size overflows 64 bits (operands %" PRId64 " and %" PRId64 ")", a.i, b.i);
   out->i = result;
   return TE_OK;
 }

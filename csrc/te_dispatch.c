@@ -47,8 +47,8 @@ static int workspace(const te_context *ctx, size_t bytes, void **out) {
   return TE_OK;
 }
 
-static int parallel_for(const te_context *ctx, int64_t n, int64_t grain, void (*range)(int64_t, int64_t, void *),
-                        void *user) {
+static int parallel_for(const te_context *ctx, int64_t n, int64_t grain,
+                        void (*range)(int64_t, int64_t, void *), void *user) {
   TE_TORCH_TRY(ctx->status, torch_parallel_for, 0, n, grain, range, user);
   return TE_OK;
 }
@@ -88,7 +88,8 @@ static int matmul(const te_context *ctx, const te_tensor *a, const te_tensor *b,
   }
   /* The call takes over the arguments and returns a new handle of `out`. */
   if (te__torch.torch_call_dispatcher(bias ? "aten::linear" : "aten::mm", "out", stack, TE_TORCH_ABI) != 0)
-    return te__fail(ctx->status, "%s: PyTorch's CPU matrix product failed: %s", ctx->op, te__torch_last_error());
+    return te__fail(ctx->status, "%s: PyTorch's CPU matrix product failed: %s", ctx->op,
+                    te__torch_last_error());
   te__torch.aoti_torch_delete_tensor_object((AtenTensorHandle)(uintptr_t)stack[0]);
   return TE_OK;
 }
@@ -131,13 +132,16 @@ static int describe(frame *f, int e) {
   if (!tensor) return TE_OK;
   TE_TORCH_TRY(status, aoti_torch_get_layout, tensor, &layout);
   TE_REQUIRE(status, layout == te__torch.aoti_torch_layout_strided(),
-             "%s: %s is a sparse (or otherwise not strided) tensor: must be dense; use .to_dense()", f->op->full_name, name);
+             "%s: %s is a sparse (or otherwise not strided) tensor: must be dense; use .to_dense()",
+             f->op->full_name, name);
   TE_TORCH_TRY(status, aoti_torch_get_dim, tensor, &ndim);
   TE_TORCH_TRY(status, aoti_torch_get_dtype, tensor, &dtype);
   TE_TORCH_TRY(status, aoti_torch_get_device_type, tensor, &desc->device_type);
   TE_TORCH_TRY(status, aoti_torch_get_device_index, tensor, &desc->device_index);
-  if (te__torch.aoti_torch_get_sizes(tensor, &sizes) != 0 || te__torch.aoti_torch_get_strides(tensor, &strides) != 0)
-    return te__fail(status, "%s: %s is a nested tensor: must be dense; use torch.nested.to_padded_tensor", f->op->full_name, name);
+  if (te__torch.aoti_torch_get_sizes(tensor, &sizes) != 0 ||
+      te__torch.aoti_torch_get_strides(tensor, &strides) != 0)
+    return te__fail(status, "%s: %s is a nested tensor: must be dense; use torch.nested.to_padded_tensor",
+                    f->op->full_name, name);
   desc->dtype = te__torch_dtype(dtype);
   desc->ndim = (int32_t)ndim;
   desc->sizes = (const te_num *)sizes;
@@ -156,18 +160,20 @@ static bool is_contiguous(const te_tensor *t) {
   return contiguous;
 }
 
-static int allocate(frame *f, const int64_t *sizes, int ndim, te_dtype dtype, AtenTensorHandle *out, te_tensor *view) {
+static int allocate(frame *f, const int64_t *sizes, int ndim, te_dtype dtype, AtenTensorHandle *out,
+                    te_tensor *view) {
   int64_t strides[TE_MAX_NDIM], step = 1;
   for (int i = ndim - 1; i >= 0; i--) {
     strides[i] = step;
     bool overflow = __builtin_mul_overflow(step, sizes[i] > 1 ? sizes[i] : 1, &step);
     TE_REQUIRE(&f->status, !overflow, "%s: a result would have more than 2^63 elements", f->op->full_name);
   }
-  TE_REQUIRE(&f->status, step <= INT64_MAX / 16, "%s: a result of %lld elements is too large", f->op->full_name, (long long)step);
+  TE_REQUIRE(&f->status, step <= INT64_MAX / 16, "%s: a result of %lld elements is too large",
+             f->op->full_name, (long long)step);
   if (te__torch.aoti_torch_empty_strided(ndim, sizes, strides, te__torch.dtype_code[dtype], f->device_type,
                                          f->context.device_index, out) != 0)
-    return te__fail(&f->status, "%s: cannot allocate %lld elements of %s: %s", f->op->full_name, (long long)step,
-                    te__dtype_name(dtype), te__torch_last_error());
+    return te__fail(&f->status, "%s: cannot allocate %lld elements of %s: %s", f->op->full_name,
+                    (long long)step, te__dtype_name(dtype), te__torch_last_error());
   int64_t *own_sizes, *own_strides;
   TE_TORCH_TRY(&f->status, aoti_torch_get_sizes, *out, &own_sizes);
   TE_TORCH_TRY(&f->status, aoti_torch_get_strides, *out, &own_strides);
@@ -185,7 +191,8 @@ static int prepare_input(frame *f, int e) {
   te_matrix unused;
   bool walkable = entry->is_strided ? te__as_matrix(buffer, &unused) : is_contiguous(buffer);
   if (entry->is_mutable) {
-    TE_REQUIRE(&f->status, walkable, "%s: %s is not contiguous: it is updated in place and must be", f->op->full_name, entry->name);
+    TE_REQUIRE(&f->status, walkable, "%s: %s is not contiguous: it is updated in place and must be",
+               f->op->full_name, entry->name);
     TE_TORCH_TRY(&f->status, torch_get_mutable_data_ptr, f->tensors[e], &buffer->data);
     return TE_OK;
   }
@@ -221,14 +228,19 @@ static int enter_device(frame *f, te_body *body) {
     f->context.device_index = f->descs[e].device_index;
     if (f->device_type == te__torch.aoti_torch_device_type_cpu()) {
       *body = op->row->cpu;
-      TE_REQUIRE(&f->status, *body, "%s: %s is on the CPU: this operator has no CPU implementation", op->full_name, op->entries[e].name);
+      TE_REQUIRE(&f->status, *body, "%s: %s is on the CPU: this operator has no CPU implementation",
+                 op->full_name, op->entries[e].name);
       return TE_OK;
     }
-    TE_REQUIRE(&f->status, on_cuda(f), "%s: %s is on a device of type %d: must be on cpu or cuda", op->full_name, op->entries[e].name, (int)f->device_type);
+    TE_REQUIRE(&f->status, on_cuda(f), "%s: %s is on a device of type %d: must be on cpu or cuda",
+               op->full_name, op->entries[e].name, (int)f->device_type);
     *body = op->row->cuda;
-    TE_REQUIRE(&f->status, *body, "%s: %s is on cuda:%d, but this te_ops was built without CUDA code; rebuild it where "
-               "nvcc >= 12.8 is found (set CUDA_HOME, or: pip install nvidia-cuda-nvcc)", op->full_name, op->entries[e].name, (int)f->context.device_index);
-    TE_REQUIRE(&f->status, te__torch.has_cuda, "%s: libtorch_cuda.so is not loaded, or lacks functions of torch >= 2.11", op->full_name);
+    TE_REQUIRE(&f->status, *body,
+               "%s: %s is on cuda:%d, but this te_ops was built without CUDA code; rebuild it where "
+               "nvcc >= 12.8 is found (set CUDA_HOME, or: pip install nvidia-cuda-nvcc)",
+               op->full_name, op->entries[e].name, (int)f->context.device_index);
+    TE_REQUIRE(&f->status, te__torch.has_cuda,
+               "%s: libtorch_cuda.so is not loaded, or lacks functions of torch >= 2.11", op->full_name);
     TE_TORCH_TRY(&f->status, aoti_torch_create_cuda_guard, f->context.device_index, &f->guard);
     TE_TORCH_TRY(&f->status, aoti_torch_get_current_cuda_stream, f->context.device_index, &f->context.stream);
     return TE_OK;

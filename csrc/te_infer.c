@@ -63,8 +63,10 @@ static int check_presence(const infer_state *s, int e) {
     return TE_OK;
   }
   bool wanted = flag_is_set(entry->condition, s->inputs);
-  TE_REQUIRE(s->status, present == wanted, "%s: %s is %s although %s is %s: it is present exactly when "
-             "that flag is set", s->op->full_name, entry->name, present ? "present" : "absent",
+  TE_REQUIRE(s->status, present == wanted,
+             "%s: %s is %s although %s is %s: it is present exactly when "
+             "that flag is set",
+             s->op->full_name, entry->name, present ? "present" : "absent",
              flag_name(s->op, entry->condition), wanted ? "set" : "not set");
   return TE_OK;
 }
@@ -90,8 +92,8 @@ static int check_dtype(const infer_state *s, int e) {
   }
   bool several = strchr(allowed, ',') != NULL;
   return te__fail(s->status, "%s: %s has dtype %s: must be %s%s (%s has shape %s)", s->op->full_name,
-                  entry->name, te__dtype_name(desc->dtype), several ? "one of " : "", allowed,
-                  entry->name, print_shape(s, desc, shape));
+                  entry->name, te__dtype_name(desc->dtype), several ? "one of " : "", allowed, entry->name,
+                  print_shape(s, desc, shape));
 }
 
 static const char *print_device(const te_desc *desc, char *text) {
@@ -125,9 +127,9 @@ static int check_rank(const infer_state *s, int e) {
   const te_shape *shape = &entry->shape;
   char text[SHAPE_TEXT];
   bool ok = shape->spread < 0 ? desc->ndim == shape->n : desc->ndim >= shape->n;
-  TE_REQUIRE(s->status, ok, "%s: %s has %d dimension%s: must have %s%d (%s has shape %s)",
-             s->op->full_name, entry->name, (int)desc->ndim, desc->ndim == 1 ? "" : "s",
-             shape->spread < 0 ? "" : "at least ", (int)shape->n, entry->name, print_shape(s, desc, text));
+  TE_REQUIRE(s->status, ok, "%s: %s has %d dimension%s: must have %s%d (%s has shape %s)", s->op->full_name,
+             entry->name, (int)desc->ndim, desc->ndim == 1 ? "" : "s", shape->spread < 0 ? "" : "at least ",
+             (int)shape->n, entry->name, print_shape(s, desc, text));
   return TE_OK;
 }
 
@@ -224,8 +226,9 @@ static int infer_output(const infer_state *s, int e, te_out_desc *out) {
     const symbol_state *lead = &s->symbols[entry->shape.spread];
     for (int i = 0; i < lead->n_lead; i++) out->sizes[out->ndim++] = lead->lead[i];
   }
-  TE_REQUIRE(s->status, out->ndim + entry->shape.n <= TE_MAX_NDIM, "%s: %s would have %d dimensions: at most %d",
-             op->full_name, entry->name, (int)(out->ndim + entry->shape.n), TE_MAX_NDIM);
+  TE_REQUIRE(s->status, out->ndim + entry->shape.n <= TE_MAX_NDIM,
+             "%s: %s would have %d dimensions: at most %d", op->full_name, entry->name,
+             (int)(out->ndim + entry->shape.n), TE_MAX_NDIM);
   for (int i = 0; i < entry->shape.n; i++) {
     bool negative;
     te_num *size = &out->sizes[out->ndim++];
@@ -247,8 +250,9 @@ static int infer(const te_op *op, const te_arith *arith, const te_desc *inputs, 
   for (int e = 0; e < op->n_inputs; e++) {
     const te_entry *entry = &op->entries[e];
     if (entry->kind == TE_KIND_BITS)
-      TE_REQUIRE(status, inputs[e].scalar >> entry->n_flags == 0, "%s: %s = %lld: has bits beyond its %d flags",
-                 op->full_name, entry->name, (long long)inputs[e].scalar, (int)entry->n_flags);
+      TE_REQUIRE(status, inputs[e].scalar >> entry->n_flags == 0,
+                 "%s: %s = %lld: has bits beyond its %d flags", op->full_name, entry->name,
+                 (long long)inputs[e].scalar, (int)entry->n_flags);
     if (entry->kind != TE_KIND_TENSOR) continue;
     TE_TRY(check_presence(&s, e));
     if (!inputs[e].present) continue;
@@ -261,7 +265,8 @@ static int infer(const te_op *op, const te_arith *arith, const te_desc *inputs, 
   /* Slots without leading dims (weights) define the sizes, so that an error blames the activation. */
   for (int pass = 0; pass < 2; pass++)
     for (int e = 0; e < op->n_inputs; e++)
-      if (op->entries[e].kind == TE_KIND_TENSOR && inputs[e].present && (op->entries[e].shape.spread >= 0) == pass)
+      if (op->entries[e].kind == TE_KIND_TENSOR && inputs[e].present &&
+          (op->entries[e].shape.spread >= 0) == pass)
         bind_symbols(&s, e);
   for (int e = 0; e < op->n_inputs; e++)
     if (op->entries[e].kind == TE_KIND_TENSOR && inputs[e].present) TE_TRY(check_dims(&s, e));
@@ -272,6 +277,7 @@ static int infer(const te_op *op, const te_arith *arith, const te_desc *inputs, 
 int te__infer(const te_op *op, const te_arith *arith, const te_desc *inputs, te_out_desc *outputs,
               te_status *status) {
   int rc = infer(op, arith, inputs, outputs, status);
-  if (rc != TE_OK) te__name_failure(status, op->full_name); /* the arithmetic does not know for whom it computes */
+  if (rc != TE_OK)
+    te__name_failure(status, op->full_name); /* the arithmetic does not know for whom it computes */
   return rc;
 }

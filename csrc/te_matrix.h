@@ -32,9 +32,12 @@ static inline bool te__as_matrix(const te_tensor *t, te_matrix *m) {
     return true;
   }
   if (!walkable) return false;
-  if (rows == 1 && cols == 1) row_stride = col_stride = 1;
-  else if (rows == 1) row_stride = col_stride == 1 ? cols : 1;
-  else if (cols == 1) col_stride = row_stride == 1 ? rows : 1;
+  if (rows == 1 && cols == 1)
+    row_stride = col_stride = 1;
+  else if (rows == 1)
+    row_stride = col_stride == 1 ? cols : 1;
+  else if (cols == 1)
+    col_stride = row_stride == 1 ? rows : 1;
   m->data = t->data;
   m->rows = rows;
   m->cols = cols;

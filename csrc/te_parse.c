@@ -51,8 +51,8 @@ static int fail_at(parser *p, const char *where, const char *format, const char 
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
   snprintf(reason, sizeof reason, format, detail);
 #pragma GCC diagnostic pop
-  return te__fail(p->status, "row %s.%s, column %d: %s", p->op->row->name, p->slot, (int)(where - p->text) + 1,
-                  reason);
+  return te__fail(p->status, "row %s.%s, column %d: %s", p->op->row->name, p->slot,
+                  (int)(where - p->text) + 1, reason);
 }
 
 static void skip_space(parser *p) {
@@ -333,15 +333,22 @@ static int parse_modifiers(parser *p, te_entry *entry, bool is_output) {
     skip_space(p);
     const char *start = p->at;
     bool has_condition = entry->condition.entry >= 0, is_condition = false;
-    if (take(p, '?')) entry->is_optional = true;
-    else if (take(p, '!')) entry->is_mutable = true;
-    else if (take_word(p, "strided")) entry->is_strided = true;
-    else if ((is_condition = take_word(p, "if"))) TE_TRY(parse_flag(p, &entry->condition));
-    else return TE_OK;
+    if (take(p, '?'))
+      entry->is_optional = true;
+    else if (take(p, '!'))
+      entry->is_mutable = true;
+    else if (take_word(p, "strided"))
+      entry->is_strided = true;
+    else if ((is_condition = take_word(p, "if")))
+      TE_TRY(parse_flag(p, &entry->condition));
+    else
+      return TE_OK;
     if (is_condition && has_condition) FAIL_AT(p, start, "a slot has one 'if'%s", "");
     if (is_output && !is_condition) FAIL_AT(p, start, "an output's only modifier is 'if FLAG'%s", "");
-    if (entry->is_mutable && entry->is_strided) FAIL_AT(p, start, "a slot is '!' or 'strided', not both%s", "");
-    if (entry->is_optional && entry->condition.entry >= 0) FAIL_AT(p, start, "a slot is '?' or 'if', not both%s", "");
+    if (entry->is_mutable && entry->is_strided)
+      FAIL_AT(p, start, "a slot is '!' or 'strided', not both%s", "");
+    if (entry->is_optional && entry->condition.entry >= 0)
+      FAIL_AT(p, start, "a slot is '?' or 'if', not both%s", "");
   }
 }
 
@@ -356,8 +363,10 @@ static int add_entry(parser *p, const te_entry *entry) {
   if (op->n_inputs + op->n_outputs == TE_MAX_ENTRIES) FAIL_AT(p, p->text, "too many slots%s", "");
   if (find_entry(op, entry->name) >= 0) FAIL_AT(p, p->text, "the name '%s' is used twice", entry->name);
   op->entries[op->n_inputs + op->n_outputs] = *entry;
-  if (op->row->slots[entry->slot].is_output) op->n_outputs++;
-  else op->n_inputs++;
+  if (op->row->slots[entry->slot].is_output)
+    op->n_outputs++;
+  else
+    op->n_inputs++;
   if (entry->is_mutable) op->is_mutating = true;
   return TE_OK;
 }
@@ -373,7 +382,8 @@ static int add_buffers(parser *p, const te_entry *slot, const te_format_row *for
     te_shape shape;
     char context[2 * TE_NAME_SIZE];
     snprintf(context, sizeof context, "%s:%s.%s", slot->name, format->name, format->buffers[b].name);
-    parser q = {p->op, NULL, p->status, context, format->buffers[b].type, format->buffers[b].type, format_symbols, 2, 0};
+    parser q = {p->op,          NULL, p->status, context, format->buffers[b].type, format->buffers[b].type,
+                format_symbols, 2,    0};
     TE_TRY(check_name_lengths(&q));
     skip_space(&q);
     const char *start = q.at;
@@ -405,7 +415,8 @@ static int parse_slot(parser *p, int index) {
     FAIL_AT(p, p->text, "the name is too long%s", "");
   TE_TRY(check_name_lengths(p));
   for (int s = 0; s < index; s++)
-    if (strcmp(p->op->row->slots[s].name, row->name) == 0) FAIL_AT(p, p->text, "the name '%s' is used twice", row->name);
+    if (strcmp(p->op->row->slots[s].name, row->name) == 0)
+      FAIL_AT(p, p->text, "the name '%s' is used twice", row->name);
   static const char *kinds[] = {[TE_KIND_INT] = "int", "float", "bool", "bits"};
   for (int k = TE_KIND_INT; k <= TE_KIND_BITS && entry.kind == TE_KIND_TENSOR; k++)
     if (take_word(p, kinds[k])) entry.kind = (te_kind)k;
@@ -417,7 +428,8 @@ static int parse_slot(parser *p, int index) {
     const char *start = p->at;
     if (!take_name(p, name)) FAIL_AT(p, start, "expected a slot after 'like'%s", "");
     entry.like = find_entry(p->op, name);
-    if (entry.like < 0 || entry.like >= p->op->n_inputs) FAIL_AT(p, start, "no earlier input is named '%s'", name);
+    if (entry.like < 0 || entry.like >= p->op->n_inputs)
+      FAIL_AT(p, start, "no earlier input is named '%s'", name);
     const te_entry *target = &p->op->entries[entry.like];
     if (target->kind != TE_KIND_TENSOR || te__entry_can_be_absent(target))
       FAIL_AT(p, start, "'like %s' needs a tensor that is always present", name);
@@ -431,7 +443,8 @@ static int parse_slot(parser *p, int index) {
         if (strcmp(name, te__dtype_id((te_dtype)d)) == 0) bit = 1u << d;
       if (!bit) format = find_format(p, name);
       if (!bit && !format) FAIL_AT(p, start, "unknown format '%s'", name);
-      if (format && entry.dtypes) FAIL_AT(p, start, "'%s' has several buffers and cannot be an alternative", name);
+      if (format && entry.dtypes)
+        FAIL_AT(p, start, "'%s' has several buffers and cannot be an alternative", name);
       entry.dtypes |= bit;
     } while (!format && take(p, '|'));
     if (row->is_output && !format && (entry.dtypes & (entry.dtypes - 1)))
@@ -459,7 +472,8 @@ static bool is_bound_for(const te_op *op, int symbol, const te_entry *user) {
     if (entry->condition.entry >= 0 && !same_condition(entry->condition, user->condition)) continue;
     if (entry->shape.spread == symbol) return true;
     for (int d = 0; d < entry->shape.n; d++)
-      if (te__dim_is_symbol(&entry->shape.dims[d]) && entry->shape.dims[d].steps[0].operand == symbol) return true;
+      if (te__dim_is_symbol(&entry->shape.dims[d]) && entry->shape.dims[d].steps[0].operand == symbol)
+        return true;
   }
   return false;
 }
@@ -482,7 +496,8 @@ static int check_bound(parser *p, const te_entry *entry, bool is_output) {
   return TE_OK;
 }
 
-int te__parse_op(const char *ns, const te_format_row *formats, const te_op_row *row, te_op *op, te_status *status) {
+int te__parse_op(const char *ns, const te_format_row *formats, const te_op_row *row, te_op *op,
+                 te_status *status) {
   memset(op, 0, sizeof *op);
   op->row = row;
   parser p = {op, formats, status, "", "", "", NULL, 0, 0};
@@ -501,7 +516,8 @@ int te__parse_op(const char *ns, const te_format_row *formats, const te_op_row *
   bool any_tensor = false;
   for (int i = 0; i < op->n_inputs + op->n_outputs; i++) {
     te_entry *entry = &op->entries[i];
-    if (entry->kind == TE_KIND_TENSOR && i < op->n_inputs && !te__entry_can_be_absent(entry)) any_tensor = true;
+    if (entry->kind == TE_KIND_TENSOR && i < op->n_inputs && !te__entry_can_be_absent(entry))
+      any_tensor = true;
     if (entry->condition.entry < 0) continue;
     for (int e = 0; e < op->n_inputs; e++) /* the slot that parse_flag() found, as an entry */
       if (op->entries[e].slot == entry->condition.entry && op->entries[e].kind != TE_KIND_TENSOR) {
@@ -532,13 +548,17 @@ int te__schema(const te_op *op, char *text, size_t size, te_status *status) {
   for (int i = 0; i < op->n_inputs; i++) {
     const te_entry *entry = &op->entries[i];
     char type[32], value[48] = "";
-    if (entry->is_mutable && alias > 'z') return te__fail(status, "at most 26 tensors can be updated in place");
+    if (entry->is_mutable && alias > 'z')
+      return te__fail(status, "at most 26 tensors can be updated in place");
     if (entry->kind == TE_KIND_TENSOR && entry->is_mutable)
       snprintf(type, sizeof type, "Tensor(%c!)%s ", alias++, te__entry_can_be_absent(entry) ? "?" : "");
     else if (entry->kind == TE_KIND_TENSOR)
       snprintf(type, sizeof type, "Tensor%s ", te__entry_can_be_absent(entry) ? "?" : "");
     else
-      snprintf(type, sizeof type, "%s ", entry->kind == TE_KIND_FLOAT ? "float" : entry->kind == TE_KIND_BOOL ? "bool" : "int");
+      snprintf(type, sizeof type, "%s ",
+               entry->kind == TE_KIND_FLOAT  ? "float"
+               : entry->kind == TE_KIND_BOOL ? "bool"
+                                             : "int");
     if (entry->has_default && entry->kind == TE_KIND_BOOL)
       snprintf(value, sizeof value, "=%s", entry->default_value != 0 ? "True" : "False");
     else if (entry->has_default)

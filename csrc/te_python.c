@@ -16,7 +16,9 @@ static int keep(PyObject *arena, PyObject *number, te_num *out) {
   return rc == 0 ? TE_OK : TE_ERROR;
 }
 
-static int py_constant(void *arena, int64_t value, te_num *out) { return keep(arena, PyLong_FromLongLong(value), out); }
+static int py_constant(void *arena, int64_t value, te_num *out) {
+  return keep(arena, PyLong_FromLongLong(value), out);
+}
 
 static int py_binary(void *arena, enum te_dim_code code, te_num a, te_num b, te_num *out) {
   PyObject *x = a.obj, *y = b.obj;
@@ -74,14 +76,16 @@ static const te_op *op_at(PyObject *index) {
 /* A tensor comes as (sizes, dtype name, device type, device index). */
 static int read_tensor(PyObject *arg, PyObject *arena, te_num *sizes, te_desc *desc) {
   PyObject *py_sizes, *dtype;
-  if (!PyArg_ParseTuple(arg, "O!Oii", &PyTuple_Type, &py_sizes, &dtype, &desc->device_type, &desc->device_index))
+  if (!PyArg_ParseTuple(arg, "O!Oii", &PyTuple_Type, &py_sizes, &dtype, &desc->device_type,
+                        &desc->device_index))
     return TE_ERROR;
   PyObject *bytes = PyUnicode_AsUTF8String(dtype);
   if (!bytes) return TE_ERROR;
   desc->dtype = te__dtype_from_name(PyBytes_AsString(bytes));
   Py_DECREF(bytes);
   Py_ssize_t ndim = PyTuple_Size(py_sizes);
-  if (ndim > TE_MAX_NDIM) return PyErr_Format(PyExc_ValueError, "more than %d dimensions", TE_MAX_NDIM), TE_ERROR;
+  if (ndim > TE_MAX_NDIM)
+    return PyErr_Format(PyExc_ValueError, "more than %d dimensions", TE_MAX_NDIM), TE_ERROR;
   if (PyList_Append(arena, py_sizes) != 0) return TE_ERROR;
   for (Py_ssize_t i = 0; i < ndim; i++) sizes[i].obj = PyTuple_GetItem(py_sizes, i);
   desc->sizes = sizes;
@@ -90,7 +94,8 @@ static int read_tensor(PyObject *arg, PyObject *arena, te_num *sizes, te_desc *d
   return TE_OK;
 }
 
-static int read_args(const te_op *op, PyObject *args, PyObject *arena, te_num (*sizes)[TE_MAX_NDIM], te_desc *descs) {
+static int read_args(const te_op *op, PyObject *args, PyObject *arena, te_num (*sizes)[TE_MAX_NDIM],
+                     te_desc *descs) {
   if (!PyTuple_Check(args) || PyTuple_Size(args) != op->n_inputs) {
     PyErr_Format(PyExc_TypeError, "%s: expected a tuple of %d arguments", op->full_name, (int)op->n_inputs);
     return TE_ERROR;
@@ -131,7 +136,8 @@ typedef struct scratch {
 
 PyObject *te__py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
   (void)module;
-  if (n_args != 2) return PyErr_Format(PyExc_TypeError, "infer(index, args) takes 2 arguments, not %zd", n_args);
+  if (n_args != 2)
+    return PyErr_Format(PyExc_TypeError, "infer(index, args) takes 2 arguments, not %zd", n_args);
   const te_op *op = op_at(args[0]);
   if (!op) return NULL;
   PyObject *arena = PyList_New(0), *result = NULL;
@@ -146,8 +152,10 @@ PyObject *te__py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
   result = PyList_New(op->n_outputs);
   for (int o = 0; result && o < op->n_outputs; o++) {
     PyObject *out = output_tuple(&s->outputs[o]);
-    if (out) PyList_SetItem(result, o, out);
-    else Py_CLEAR(result);
+    if (out)
+      PyList_SetItem(result, o, out);
+    else
+      Py_CLEAR(result);
   }
 done:
   PyMem_Free(s);
@@ -174,22 +182,25 @@ static PyObject *entry_dict(const te_op *op, const te_entry *entry) {
   static const char *const kinds[] = {"tensor", "int", "float", "bool", "bits"};
   const te_slot_row *slot = &op->row->slots[entry->slot];
   PyObject *flags = PyTuple_New(entry->n_flags);
-  for (int i = 0; flags && i < entry->n_flags; i++) PyTuple_SetItem(flags, i, PyUnicode_FromString(entry->flags[i]));
+  for (int i = 0; flags && i < entry->n_flags; i++)
+    PyTuple_SetItem(flags, i, PyUnicode_FromString(entry->flags[i]));
   if (!flags) return NULL;
   const char *buffer = entry->name + (entry->kind == TE_KIND_TENSOR ? strlen(slot->name) : 0);
-  return Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:N,s:O,s:O,s:N,s:N}", "name", entry->name, "kind", kinds[entry->kind], "slot",
-                       slot->name, "type", slot->type, "buffer", *buffer == '_' ? buffer + 1 : "", "flags", flags,
-                       "optional", entry->is_optional ? Py_True : Py_False, "mutable",
-                       entry->is_mutable ? Py_True : Py_False, "condition", condition_of(op, entry), "default",
-                       default_of(entry));
+  return Py_BuildValue(
+      "{s:s,s:s,s:s,s:s,s:s,s:N,s:O,s:O,s:N,s:N}", "name", entry->name, "kind", kinds[entry->kind], "slot",
+      slot->name, "type", slot->type, "buffer", *buffer == '_' ? buffer + 1 : "", "flags", flags, "optional",
+      entry->is_optional ? Py_True : Py_False, "mutable", entry->is_mutable ? Py_True : Py_False, "condition",
+      condition_of(op, entry), "default", default_of(entry));
 }
 
 static PyObject *entry_list(const te_op *op, int first, int count) {
   PyObject *list = PyList_New(count);
   for (int i = 0; list && i < count; i++) {
     PyObject *dict = entry_dict(op, &op->entries[first + i]);
-    if (dict) PyList_SetItem(list, i, dict);
-    else Py_CLEAR(list);
+    if (dict)
+      PyList_SetItem(list, i, dict);
+    else
+      Py_CLEAR(list);
   }
   return list;
 }
@@ -200,9 +211,10 @@ PyObject *te__py_spec(PyObject *module, PyObject *index) {
   if (!op) return NULL;
   char schema[TE_SCHEMA_SIZE];
   te_status status = {0};
-  if (te__schema(op, schema, sizeof schema, &status) != TE_OK) return PyErr_Format(PyExc_RuntimeError, "%s", status.message);
-  return Py_BuildValue("{s:s,s:s,s:s,s:N,s:N,s:O,s:O}", "name", op->full_name, "doc", op->row->doc, "schema", schema,
-                       "inputs", entry_list(op, 0, op->n_inputs), "outputs",
-                       entry_list(op, op->n_inputs, op->n_outputs), "has_cpu", op->row->cpu ? Py_True : Py_False,
-                       "has_cuda", op->row->cuda ? Py_True : Py_False);
+  if (te__schema(op, schema, sizeof schema, &status) != TE_OK)
+    return PyErr_Format(PyExc_RuntimeError, "%s", status.message);
+  return Py_BuildValue("{s:s,s:s,s:s,s:N,s:N,s:O,s:O}", "name", op->full_name, "doc", op->row->doc, "schema",
+                       schema, "inputs", entry_list(op, 0, op->n_inputs), "outputs",
+                       entry_list(op, op->n_inputs, op->n_outputs), "has_cpu",
+                       op->row->cpu ? Py_True : Py_False, "has_cuda", op->row->cuda ? Py_True : Py_False);
 }

@@ -51,9 +51,9 @@ typedef struct te_op {
   te_entry entries[TE_MAX_ENTRIES];
 } te_op;
 
-const char *te__dtype_name(te_dtype dtype);    /* PyTorch's: "bfloat16" */
-const char *te__dtype_id(te_dtype dtype);      /* the table's: "bf16" */
-size_t te__dtype_size(te_dtype dtype);         /* bytes */
+const char *te__dtype_name(te_dtype dtype);     /* PyTorch's: "bfloat16" */
+const char *te__dtype_id(te_dtype dtype);       /* the table's: "bf16" */
+size_t te__dtype_size(te_dtype dtype);          /* bytes */
 te_dtype te__dtype_from_name(const char *name); /* PyTorch's name; TE_DTYPE_OTHER if unknown */
 
 static inline bool te__entry_can_be_absent(const te_entry *entry) {

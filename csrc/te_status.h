@@ -10,15 +10,15 @@ int te__fail(te_status *status, const char *format, ...) __attribute__((format(p
 /* Puts "<name>: " in front of a message that does not begin with it. */
 void te__name_failure(te_status *status, const char *name);
 
-#define TE_TRY(call)                                                                                    \
-  do {                                                                                                  \
-    int te_rc_ = (call);                                                                                \
-    if (te_rc_ != TE_OK) return te_rc_;                                                                 \
+#define TE_TRY(call) \
+  do { \
+    int te_rc_ = (call); \
+    if (te_rc_ != TE_OK) return te_rc_; \
   } while (0)
 
-#define TE_REQUIRE(status, condition, ...)                                                              \
-  do {                                                                                                  \
-    if (!(condition)) return te__fail(status, __VA_ARGS__);                                             \
+#define TE_REQUIRE(status, condition, ...) \
+  do { \
+    if (!(condition)) return te__fail(status, __VA_ARGS__); \
   } while (0)
 
 #endif

@@ -21,7 +21,7 @@ const te_format_row te__formats[] = {
 
 #define TE_IN(name, type) {false, #name, type},
 #define TE_OUT(name, type) {true, #name, type},
-#define TE_OP(name, doc, ...)                                                                           \
+#define TE_OP(name, doc, ...) \
   {#name, doc, (const te_slot_row[]){__VA_ARGS__{false, NULL, NULL}}, CPU_BODY(name), CUDA_BODY(name)},
 const te_op_row te__ops[] = {
 #include "te_ops.def"

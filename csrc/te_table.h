@@ -7,9 +7,11 @@
 /* struct te_linear_fwd { te_arg x, w, b, y; }: the layout of a body's `args`, so that a body says a->x. */
 #define TE_IN(name, type) te_arg name;
 #define TE_OUT(name, type) te_arg name;
-#define TE_OP(name, doc, ...)                                                                           \
-  typedef struct te_##name { __VA_ARGS__ } te_##name;                                                   \
-  int te__##name##_cpu(const te_context *ctx, const te_arg *args);                                      \
+#define TE_OP(name, doc, ...) \
+  typedef struct te_##name { \
+    __VA_ARGS__ \
+  } te_##name; \
+  int te__##name##_cpu(const te_context *ctx, const te_arg *args); \
   int te__##name##_cuda(const te_context *ctx, const te_arg *args);
 #include "te_ops.def"
 #undef TE_IN

@@ -21,12 +21,12 @@ static bool look_up(void *library, const char *name, void *slot) {
 
 static int load_dtypes(void *library) {
   memset(dtype_of_code, TE_DTYPE_OTHER, sizeof dtype_of_code);
-#define TE_X(id, name, size, getter)                                                                    \
-  {                                                                                                     \
-    int32_t (*get)(void);                                                                               \
-    te__torch.dtype_code[TE_##id] = look_up(library, #getter, &get) ? get() : -1;                       \
-    int32_t code = te__torch.dtype_code[TE_##id];                                                       \
-    if (code >= 0 && code < MAX_DTYPE_CODES) dtype_of_code[code] = TE_##id;                             \
+#define TE_X(id, name, size, getter) \
+  { \
+    int32_t (*get)(void); \
+    te__torch.dtype_code[TE_##id] = look_up(library, #getter, &get) ? get() : -1; \
+    int32_t code = te__torch.dtype_code[TE_##id]; \
+    if (code >= 0 && code < MAX_DTYPE_CODES) dtype_of_code[code] = TE_##id; \
   }
   TE_DTYPES(TE_X)
 #undef TE_X
@@ -35,10 +35,12 @@ static int load_dtypes(void *library) {
 
 int te__torch_load(te_status *status) {
   void *cpu = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
-  TE_REQUIRE(status, cpu, "te_ops needs torch: libtorch_cpu.so is not loaded in this process; import torch first");
-#define TE_X(ret, name, params)                                                                         \
-  TE_REQUIRE(status, look_up(cpu, #name, &te__torch.name),                                              \
-             "te_ops needs torch >= 2.11: libtorch_cpu.so has no %s; upgrade with: pip install -U torch", #name);
+  TE_REQUIRE(status, cpu,
+             "te_ops needs torch: libtorch_cpu.so is not loaded in this process; import torch first");
+#define TE_X(ret, name, params) \
+  TE_REQUIRE(status, look_up(cpu, #name, &te__torch.name), \
+             "te_ops needs torch >= 2.11: libtorch_cpu.so has no %s; upgrade with: pip install -U torch", \
+             #name);
   TE_TORCH_FUNCTIONS(TE_X)
 #undef TE_X
 #define TE_X(ret, name, params) look_up(cpu, #name, &te__torch.name);
@@ -48,10 +50,11 @@ int te__torch_load(te_status *status) {
   look_up(cpu, "_Znwm", &cxx_new);
   look_up(cpu, "_ZdlPv", &cxx_delete);
   TE_REQUIRE(status, te__torch.torch_delete_stable_ivalue || (cxx_new && cxx_delete),
-             "te_ops found neither torch_delete_stable_ivalue nor libstdc++'s operator delete next to libtorch_cpu.so");
+             "te_ops found neither torch_delete_stable_ivalue nor libstdc++'s operator delete next to "
+             "libtorch_cpu.so");
   void *cuda = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
   te__torch.has_cuda = cuda != NULL;
-#define TE_X(ret, name, params)                                                                         \
+#define TE_X(ret, name, params) \
   if (!look_up(cuda, #name, &te__torch.name)) te__torch.has_cuda = false;
   TE_TORCH_CUDA_FUNCTIONS(TE_X)
 #undef TE_X
@@ -91,7 +94,8 @@ int te__torch_make_optional(AtenTensorHandle tensor, StableIValue *out, te_statu
 }
 
 const char *te__torch_last_error(void) {
-  const char *what =
-      te__torch.torch_exception_get_what_without_backtrace ? te__torch.torch_exception_get_what_without_backtrace() : NULL;
+  const char *what = te__torch.torch_exception_get_what_without_backtrace
+                         ? te__torch.torch_exception_get_what_without_backtrace()
+                         : NULL;
   return what && what[0] ? what : "torch wrote the reason to stderr";
 }

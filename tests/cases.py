@@ -11,7 +11,15 @@ from torch import Tensor
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 # (leading dims, K, N): square, odd, a vector, N-D, no rows, an empty inner dimension, one of everything
-LINEAR_SHAPES = [((16,), 32, 8), ((5, 3), 17, 9), ((), 7, 5), ((2, 1, 3), 4, 6), ((0,), 8, 4), ((3,), 0, 4), ((1,), 1, 1)]
+LINEAR_SHAPES = [
+    ((16,), 32, 8),
+    ((5, 3), 17, 9),
+    ((), 7, 5),
+    ((2, 1, 3), 4, 6),
+    ((0,), 8, 4),
+    ((3,), 0, 4),
+    ((1,), 1, 1),
+]
 
 
 def rand(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -41,7 +49,10 @@ def _linear_wgrad(device: torch.device) -> Iterator[tuple[Any, ...]]:
         for lead, k, n in LINEAR_SHAPES:
             for grad_dtype in {dtype, torch.float32}:
                 for accumulate in (True, False):
-                    dy, x = rand(*lead, n, dtype=dtype, device=device), rand(*lead, k, dtype=dtype, device=device)
+                    dy, x = (
+                        rand(*lead, n, dtype=dtype, device=device),
+                        rand(*lead, k, dtype=dtype, device=device),
+                    )
                     yield dy, x, rand(n, k, dtype=grad_dtype, device=device), accumulate
 
 

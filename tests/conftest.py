@@ -8,9 +8,8 @@ import os
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import pytest
-import torch
-
 import te_ops  # noqa: F401  (registers the operators that the tests look up)
+import torch
 
 torch.set_num_threads(min(4, os.cpu_count() or 1))
 

@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import te_ops as te
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-
-import te_ops as te
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -34,12 +33,18 @@ def tolerance(dtype: torch.dtype, k: int) -> float:
 @contextlib.contextmanager
 def poisoned(device: torch.device, *numels: int) -> Iterator[None]:
     """Leaves NaN in the memory that the next allocations of these sizes are likely to get."""
-    blocks = [torch.full((max(n, 1),), float("nan"), device=device, dtype=torch.float32) for n in numels for _ in range(4)]
+    blocks = [
+        torch.full((max(n, 1),), float("nan"), device=device, dtype=torch.float32)
+        for n in numels
+        for _ in range(4)
+    ]
     del blocks
     yield
 
 
-def linear(n_in: int, n_out: int, device: torch.device, dtype: torch.dtype = torch.float32, **kwargs: Any) -> te.Linear:
+def linear(
+    n_in: int, n_out: int, device: torch.device, dtype: torch.dtype = torch.float32, **kwargs: Any
+) -> te.Linear:
     """A Linear whose bias is not zero."""
     layer = te.Linear(n_in, n_out, device=device, params_dtype=dtype, **kwargs)
     for name in layer.bias_names:
@@ -48,7 +53,9 @@ def linear(n_in: int, n_out: int, device: torch.device, dtype: torch.dtype = tor
     return layer
 
 
-def step(module: Callable[..., Any], x: Tensor, dy: Tensor, params: Sequence[Tensor], **kwargs: Any) -> list[Tensor]:
+def step(
+    module: Callable[..., Any], x: Tensor, dy: Tensor, params: Sequence[Tensor], **kwargs: Any
+) -> list[Tensor]:
     """[y, dx, gradients of params] of one forward and backward; a missing gradient is an empty tensor."""
     x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_(x.requires_grad)
     for p in params:

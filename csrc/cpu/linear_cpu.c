@@ -34,8 +34,10 @@ int te__linear_fwd_cpu(const te_context *ctx, const te_arg *args) {
   if (x.cols > 0) return product(ctx, x, te__transposed(w), a->b.present ? a->b.buf : NULL, y);
   size_t row_bytes = (size_t)y.cols * (y.dtype == TE_f32 ? 4 : 2); /* K = 0: an empty sum, so y = b */
   for (int64_t r = 0; r < y.rows; r++) {
-    if (a->b.present) memcpy((char *)y.data + (size_t)r * row_bytes, a->b.buf->data, row_bytes);
-    else memset((char *)y.data + (size_t)r * row_bytes, 0, row_bytes);
+    if (a->b.present)
+      memcpy((char *)y.data + (size_t)r * row_bytes, a->b.buf->data, row_bytes);
+    else
+      memset((char *)y.data + (size_t)r * row_bytes, 0, row_bytes);
   }
   return TE_OK;
 }
@@ -107,7 +109,8 @@ int te__linear_wgrad_cpu(const te_context *ctx, const te_arg *args) {
     TE_TRY(te__cpu_to_f32(ctx, &dy, &dy32));
     TE_TRY(te__cpu_to_f32(ctx, &x, &x32));
   }
-  te_matrix dy_f32 = {dy32, dy.rows, dy.cols, dy.cols, 1, TE_f32}, x_f32 = {x32, x.rows, x.cols, x.cols, 1, TE_f32};
+  te_matrix dy_f32 = {dy32, dy.rows, dy.cols, dy.cols, 1, TE_f32},
+            x_f32 = {x32, x.rows, x.cols, x.cols, 1, TE_f32};
   TE_TRY(gradient(ctx, te__transposed(dy_f32), x_f32, out));
   accumulate_job job = {product32, &a->main_grad, a->accumulate.i != 0};
   return ctx->services->parallel_for(ctx, grad.rows * grad.cols, GRAIN, accumulate_range, &job);

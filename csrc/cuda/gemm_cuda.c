@@ -10,7 +10,8 @@
 static int autotune_candidates = 1;
 
 void te__gemm_set_autotune(int candidates) {
-  __atomic_store_n(&autotune_candidates, candidates < MAX_CANDIDATES ? candidates : MAX_CANDIDATES, __ATOMIC_RELAXED);
+  __atomic_store_n(&autotune_candidates, candidates < MAX_CANDIDATES ? candidates : MAX_CANDIDATES,
+                   __ATOMIC_RELAXED);
 }
 
 /* A GEMM in cuBLASLt's terms. It is column-major, and a row-major M x N matrix is a column-major N x M
@@ -23,12 +24,12 @@ typedef struct problem {
   const void *bias; /* bias or row sums */
 } problem;
 
-#define LT_TRY(ctx, lib, call)                                                                          \
-  do {                                                                                                  \
-    cublasStatus_t te_status_ = (lib)->call;                                                            \
-    if (te_status_ != CUBLAS_STATUS_SUCCESS)                                                            \
-      return te__fail((ctx)->status, "%s: %s failed: %s", (ctx)->op, #call,                             \
-                      (lib)->cublasLtGetStatusName(te_status_));                                        \
+#define LT_TRY(ctx, lib, call) \
+  do { \
+    cublasStatus_t te_status_ = (lib)->call; \
+    if (te_status_ != CUBLAS_STATUS_SUCCESS) \
+      return te__fail((ctx)->status, "%s: %s failed: %s", (ctx)->op, #call, \
+                      (lib)->cublasLtGetStatusName(te_status_)); \
   } while (0)
 
 static cudaDataType_t data_type(te_dtype dtype) {
@@ -58,7 +59,9 @@ static int describe(const te_context *ctx, const te_cublas *lib, const te_gemm *
   key->ldb = a_rows ? g->a.row_stride : g->a.col_stride;
   key->ldd = g->d.row_stride;
   key->device = ctx->device_index;
-  key->epilogue = g->bias ? CUBLASLT_EPILOGUE_BIAS : g->row_sums ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT;
+  key->epilogue = g->bias       ? CUBLASLT_EPILOGUE_BIAS
+                  : g->row_sums ? CUBLASLT_EPILOGUE_BGRADB
+                                : CUBLASLT_EPILOGUE_DEFAULT;
   key->type_in = (uint8_t)data_type(g->a.dtype);
   key->type_out = (uint8_t)data_type(g->d.dtype);
   key->trans_a = !b_rows;
@@ -72,14 +75,15 @@ static int describe(const te_context *ctx, const te_cublas *lib, const te_gemm *
   return TE_OK;
 }
 
-#define SET(ctx, lib, object, attribute, value)                                                         \
+#define SET(ctx, lib, object, attribute, value) \
   LT_TRY(ctx, lib, cublasLtMatmulDescSetAttribute(object, attribute, &(value), sizeof(value)))
 
 static int make_descriptors(const te_context *ctx, const te_cublas *lib, problem *p) {
   const te_plan_key *k = &p->key;
   cublasComputeType_t compute = k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
   LT_TRY(ctx, lib, cublasLtMatmulDescInit_internal(&p->desc, sizeof p->desc, compute, CUDA_R_32F));
-  cublasOperation_t op_a = k->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = k->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+  cublasOperation_t op_a = k->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N,
+                    op_b = k->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
   SET(ctx, lib, &p->desc, CUBLASLT_MATMUL_DESC_TRANSA, op_a);
   SET(ctx, lib, &p->desc, CUBLASLT_MATMUL_DESC_TRANSB, op_b);
   if (p->bias) {
@@ -94,25 +98,26 @@ static int make_descriptors(const te_context *ctx, const te_cublas *lib, problem
   cudaDataType_t in = (cudaDataType_t)k->type_in, out = (cudaDataType_t)k->type_out;
   LT_TRY(ctx, lib, cublasLtMatrixLayoutInit_internal(&p->a, sizeof p->a, in, am, an, k->lda));
   LT_TRY(ctx, lib, cublasLtMatrixLayoutInit_internal(&p->b, sizeof p->b, in, bm, bn, k->ldb));
-  LT_TRY(ctx, lib, cublasLtMatrixLayoutInit_internal(&p->d, sizeof p->d, out, (uint64_t)k->m, (uint64_t)k->n, k->ldd));
+  LT_TRY(ctx, lib,
+         cublasLtMatrixLayoutInit_internal(&p->d, sizeof p->d, out, (uint64_t)k->m, (uint64_t)k->n, k->ldd));
   return TE_OK;
 }
 
 /* --------------------------------------------------------------------------------- planning ---------- */
 
-static int launch(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t handle, problem *p, void *d, float beta,
-                  const te_plan *plan, void *workspace) {
+static int launch(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t handle, problem *p, void *d,
+                  float beta, const te_plan *plan, void *workspace) {
   const te_gemm *g = p->gemm;
   float alpha = 1.0f;
   cublasStatus_t status =
-      lib->cublasLtMatmul(handle, &p->desc, &alpha, g->b.data, &p->a, g->a.data, &p->b, &beta, d, &p->d, d, &p->d,
-                          &plan->algo, workspace, plan->workspace, (cudaStream_t)ctx->stream);
+      lib->cublasLtMatmul(handle, &p->desc, &alpha, g->b.data, &p->a, g->a.data, &p->b, &beta, d, &p->d, d,
+                          &p->d, &plan->algo, workspace, plan->workspace, (cudaStream_t)ctx->stream);
   if (status == CUBLAS_STATUS_SUCCESS) return TE_OK;
   cudaError_t error = cudaGetLastError(); /* a broken context shows up here first */
   return te__fail(ctx->status, "%s: cublasLtMatmul failed: %s%s%s (M = %lld, N = %lld, K = %lld)", ctx->op,
                   lib->cublasLtGetStatusName(status), error != cudaSuccess ? ", " : "",
-                  error != cudaSuccess ? cudaGetErrorString(error) : "", (long long)g->d.rows, (long long)g->d.cols,
-                  (long long)g->a.cols);
+                  error != cudaSuccess ? cudaGetErrorString(error) : "", (long long)g->d.rows,
+                  (long long)g->d.cols, (long long)g->a.cols);
 }
 
 /* Times the candidates by turns (clocks drift, so one after the other would favour the first) and returns
@@ -128,7 +133,8 @@ static int fastest(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t
     if (plans[i].workspace > most) most = plans[i].workspace;
   }
   TE_TRY(ctx->services->workspace(ctx, most, &workspace));
-  if (p->key.accumulates) TE_TRY(ctx->services->workspace(ctx, d_bytes, &d)); /* d is input too: leave it alone */
+  if (p->key.accumulates)
+    TE_TRY(ctx->services->workspace(ctx, d_bytes, &d)); /* d is input too: leave it alone */
   TE_CUDA_TRY(ctx, cudaEventCreate(&start));
   cudaError_t error = cudaEventCreate(&stop);
   int rc = TE_OK;
@@ -151,14 +157,15 @@ static int fastest(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t
   return TE_OK;
 }
 
-#define PREFER(ctx, lib, object, attribute, value)                                                      \
+#define PREFER(ctx, lib, object, attribute, value) \
   LT_TRY(ctx, lib, cublasLtMatmulPreferenceSetAttribute(object, attribute, &(value), sizeof(value)))
 
-static int make_plan(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t handle, problem *p, te_plan *plan,
-                     bool *keep) {
+static int make_plan(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t handle, problem *p,
+                     te_plan *plan, bool *keep) {
   static const uint64_t workspace_limit = 32u << 20;
   /* No partial sums in the output's dtype: accumulation is fp32 to the end. */
-  static const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  static const uint32_t reductions =
+      CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   cublasLtMatmulPreferenceOpaque_t preference;
   cublasLtMatmulHeuristicResult_t results[MAX_CANDIDATES];
   te_plan plans[MAX_CANDIDATES];
@@ -173,27 +180,30 @@ static int make_plan(const te_context *ctx, const te_cublas *lib, cublasLtHandle
   PREFER(ctx, lib, &preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, bytes[1]);
   PREFER(ctx, lib, &preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, bytes[2]);
   PREFER(ctx, lib, &preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, bytes[2]);
-  cublasStatus_t status = lib->cublasLtMatmulAlgoGetHeuristic(handle, &p->desc, &p->a, &p->b, &p->d, &p->d, &preference,
-                                                              wanted, results, &found);
+  cublasStatus_t status = lib->cublasLtMatmulAlgoGetHeuristic(handle, &p->desc, &p->a, &p->b, &p->d, &p->d,
+                                                              &preference, wanted, results, &found);
   *keep = true;
   *plan = (te_plan){.supported = false};
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) return TE_OK;
-  TE_REQUIRE(ctx->status, status == CUBLAS_STATUS_SUCCESS, "%s: cublasLtMatmulAlgoGetHeuristic failed: %s", ctx->op,
-             lib->cublasLtGetStatusName(status));
+  TE_REQUIRE(ctx->status, status == CUBLAS_STATUS_SUCCESS, "%s: cublasLtMatmulAlgoGetHeuristic failed: %s",
+             ctx->op, lib->cublasLtGetStatusName(status));
   for (int i = 0; i < found; i++)
-    if (results[i].state == CUBLAS_STATUS_SUCCESS) plans[n++] = (te_plan){results[i].algo, results[i].workspaceSize, true};
+    if (results[i].state == CUBLAS_STATUS_SUCCESS)
+      plans[n++] = (te_plan){results[i].algo, results[i].workspaceSize, true};
   if (n == 0) return TE_OK;
   if (n > 1) {
     TE_CUDA_TRY(ctx, cudaStreamIsCapturing(ctx->stream, &capture));
-    if (capture == cudaStreamCaptureStatusNone) TE_TRY(fastest(ctx, lib, handle, p, plans, n, &best));
-    else *keep = false; /* timing has to wait for a call outside of the capture */
+    if (capture == cudaStreamCaptureStatusNone)
+      TE_TRY(fastest(ctx, lib, handle, p, plans, n, &best));
+    else
+      *keep = false; /* timing has to wait for a call outside of the capture */
   }
   *plan = plans[best];
   return TE_OK;
 }
 
-static int prepare(const te_context *ctx, const te_gemm *g, const te_cublas **lib, cublasLtHandle_t *handle, problem *p,
-                   te_plan *plan) {
+static int prepare(const te_context *ctx, const te_gemm *g, const te_cublas **lib, cublasLtHandle_t *handle,
+                   problem *p, te_plan *plan) {
   bool keep;
   TE_TRY(te__cublas(lib, ctx->status));
   TE_TRY(te__cublaslt_handle(ctx, *lib, handle));
@@ -209,7 +219,8 @@ static int prepare(const te_context *ctx, const te_gemm *g, const te_cublas **li
 static int separate_row_sums(const te_context *ctx, const te_gemm *g) {
   te_matrix transposed = te__transposed(g->a);
   void *partial;
-  TE_TRY(ctx->services->workspace(ctx, te__column_sums_workspace(transposed.rows, transposed.cols), &partial));
+  TE_TRY(
+      ctx->services->workspace(ctx, te__column_sums_workspace(transposed.rows, transposed.cols), &partial));
   TE_CUDA_TRY(ctx, te__column_sums(&transposed, g->row_sums, partial, ctx->stream));
   return TE_OK;
 }
@@ -240,8 +251,8 @@ int te__gemm(const te_context *ctx, const te_gemm *gemm) {
     g.row_sums = NULL;
     TE_TRY(prepare(ctx, &g, &lib, &handle, &p, &plan));
   }
-  TE_REQUIRE(ctx->status, plan.supported, "%s: cuBLASLt has no algorithm for M = %lld, N = %lld, K = %lld", ctx->op,
-             (long long)g.d.rows, (long long)g.d.cols, (long long)g.a.cols);
+  TE_REQUIRE(ctx->status, plan.supported, "%s: cuBLASLt has no algorithm for M = %lld, N = %lld, K = %lld",
+             ctx->op, (long long)g.d.rows, (long long)g.d.cols, (long long)g.a.cols);
   TE_TRY(ctx->services->workspace(ctx, plan.workspace, &workspace));
   return launch(ctx, lib, handle, &p, g.d.data, g.beta, &plan, workspace);
 }

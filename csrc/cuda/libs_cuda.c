@@ -25,17 +25,20 @@ static int open_library(const char *stem, void **out, te_status *status) {
   /* The structures and enums compiled in are those of the toolkit's major version. */
   snprintf(soname, sizeof soname, "lib%s.so.%d", stem, CUBLAS_VER_MAJOR);
   *out = open_loaded(soname);
-  TE_REQUIRE(status, *out,
-             "%s was not found: neither torch has loaded it nor is it on the library path. This te_ops was built "
-             "for CUDA %d: use a torch for CUDA %d (pip install torch brings nvidia-cublas with it), or rebuild te_ops "
-             "with the nvcc of torch's CUDA version",
-             soname, CUBLAS_VER_MAJOR, CUBLAS_VER_MAJOR);
+  TE_REQUIRE(
+      status, *out,
+      "%s was not found: neither torch has loaded it nor is it on the library path. This te_ops was built "
+      "for CUDA %d: use a torch for CUDA %d (pip install torch brings nvidia-cublas with it), or rebuild "
+      "te_ops "
+      "with the nvcc of torch's CUDA version",
+      soname, CUBLAS_VER_MAJOR, CUBLAS_VER_MAJOR);
   return TE_OK;
 }
 
 static int look_up(void *from, const char *library_name, const char *name, void *slot, te_status *status) {
   void *symbol = dlsym(from, name);
-  TE_REQUIRE(status, symbol, "%s has no %s: it is older than te_ops needs; upgrade nvidia-cublas", library_name, name);
+  TE_REQUIRE(status, symbol, "%s has no %s: it is older than te_ops needs; upgrade nvidia-cublas",
+             library_name, name);
   memcpy(slot, &symbol, sizeof symbol);
   return TE_OK;
 }
@@ -75,15 +78,15 @@ static int create_handle(const te_context *ctx, const te_cublas *lib) {
   TE_CUDA_TRY(ctx, cudaThreadExchangeStreamCaptureMode(&mode));
   cublasStatus_t status = lib->cublasLtCreate(&handles[ctx->device_index]);
   TE_CUDA_TRY(ctx, cudaThreadExchangeStreamCaptureMode(&mode));
-  TE_REQUIRE(ctx->status, status == CUBLAS_STATUS_SUCCESS, "%s: cublasLtCreate failed on cuda:%d: %s", ctx->op,
-             (int)ctx->device_index, lib->cublasLtGetStatusName(status));
+  TE_REQUIRE(ctx->status, status == CUBLAS_STATUS_SUCCESS, "%s: cublasLtCreate failed on cuda:%d: %s",
+             ctx->op, (int)ctx->device_index, lib->cublasLtGetStatusName(status));
   return TE_OK;
 }
 
 int te__cublaslt_handle(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t *out) {
   int rc = TE_OK;
-  TE_REQUIRE(ctx->status, ctx->device_index >= 0 && ctx->device_index < MAX_DEVICES, "%s: cuda:%d: at most %d devices",
-             ctx->op, (int)ctx->device_index, MAX_DEVICES);
+  TE_REQUIRE(ctx->status, ctx->device_index >= 0 && ctx->device_index < MAX_DEVICES,
+             "%s: cuda:%d: at most %d devices", ctx->op, (int)ctx->device_index, MAX_DEVICES);
   *out = __atomic_load_n(&handles[ctx->device_index], __ATOMIC_ACQUIRE);
   if (*out) return TE_OK;
   pthread_mutex_lock(&lock);

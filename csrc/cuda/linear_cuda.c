@@ -24,11 +24,13 @@ int te__linear_fwd_cuda(const te_context *ctx, const te_arg *args) {
 }
 
 /* d = a b + beta d, and the sums of a's rows if wanted; an empty sum is zero. */
-static int gradient(const te_context *ctx, te_matrix a, te_matrix b, te_matrix d, void *row_sums, float beta) {
+static int gradient(const te_context *ctx, te_matrix a, te_matrix b, te_matrix d, void *row_sums,
+                    float beta) {
   if (!is_empty(&d) && a.cols > 0)
     return te__gemm(ctx, &(te_gemm){.a = a, .b = b, .d = d, .row_sums = row_sums, .beta = beta});
   if (!is_empty(&d) && beta == 0)
-    TE_CUDA_TRY(ctx, cudaMemsetAsync(d.data, 0, (size_t)(d.rows * d.cols) * te__dtype_size(d.dtype), ctx->stream));
+    TE_CUDA_TRY(ctx,
+                cudaMemsetAsync(d.data, 0, (size_t)(d.rows * d.cols) * te__dtype_size(d.dtype), ctx->stream));
   return TE_OK;
 }
 

@@ -39,8 +39,10 @@ bool te__plan_find(const te_plan_key *key, te_plan *out) {
     *out = set[i].plan;
     found = true;
   }
-  if (found) stats.hits++;
-  else stats.misses++;
+  if (found)
+    stats.hits++;
+  else
+    stats.misses++;
   pthread_mutex_unlock(&lock);
   return found;
 }

@@ -1,4 +1,5 @@
-/* The CUDA backend: status checks, the libraries that torch has loaded, and GEMMs. Knows pointers, sizes and streams; knows neither PyTorch nor Python. */
+/* The CUDA backend: status checks, the libraries that torch has loaded, and GEMMs. Knows pointers, sizes and
+ * streams; knows neither PyTorch nor Python. */
 #ifndef TE_CUDA_H
 #define TE_CUDA_H
 
@@ -10,27 +11,27 @@
 #include "../te_matrix.h"
 #include "../te_status.h"
 
-#define TE_CUDA_TRY(ctx, call)                                                                          \
-  do {                                                                                                  \
-    cudaError_t te_error_ = (call);                                                                     \
-    if (te_error_ != cudaSuccess)                                                                       \
-      return te__fail((ctx)->status, "%s: %s failed: %s (%s)", (ctx)->op, #call,                        \
-                      cudaGetErrorString(te_error_), cudaGetErrorName(te_error_));                      \
+#define TE_CUDA_TRY(ctx, call) \
+  do { \
+    cudaError_t te_error_ = (call); \
+    if (te_error_ != cudaSuccess) \
+      return te__fail((ctx)->status, "%s: %s failed: %s (%s)", (ctx)->op, #call, \
+                      cudaGetErrorString(te_error_), cudaGetErrorName(te_error_)); \
   } while (0)
 
 /* -------------------------------------------------------------------------------- libraries ---------- */
 
 /* X(name): what is used of cuBLASLt. It is looked up at first use in the copy that torch has loaded. */
-#define TE_CUBLASLT_FUNCTIONS(X)                                                                        \
-  X(cublasLtCreate)                                                                                     \
-  X(cublasLtGetVersion)                                                                                 \
-  X(cublasLtGetStatusName)                                                                              \
-  X(cublasLtMatmul)                                                                                     \
-  X(cublasLtMatmulAlgoGetHeuristic)                                                                     \
-  X(cublasLtMatmulDescInit_internal)                                                                    \
-  X(cublasLtMatmulDescSetAttribute)                                                                     \
-  X(cublasLtMatrixLayoutInit_internal)                                                                  \
-  X(cublasLtMatmulPreferenceInit_internal)                                                              \
+#define TE_CUBLASLT_FUNCTIONS(X) \
+  X(cublasLtCreate) \
+  X(cublasLtGetVersion) \
+  X(cublasLtGetStatusName) \
+  X(cublasLtMatmul) \
+  X(cublasLtMatmulAlgoGetHeuristic) \
+  X(cublasLtMatmulDescInit_internal) \
+  X(cublasLtMatmulDescSetAttribute) \
+  X(cublasLtMatrixLayoutInit_internal) \
+  X(cublasLtMatmulPreferenceInit_internal) \
   X(cublasLtMatmulPreferenceSetAttribute)
 
 typedef struct te_cublas {

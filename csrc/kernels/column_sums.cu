@@ -14,23 +14,25 @@
 /* --------------------------------------------------------------------------------------- kernels ------ */
 
 template <int SIZE> struct element;
-template <> struct element<2> {
-  typedef uint16_t type;
-};
-template <> struct element<4> {
-  typedef float type;
-};
+template <> struct element<2> { typedef uint16_t type; };
+template <> struct element<4> { typedef float type; };
 
 template <te_dtype DTYPE> __device__ float load(typename element<DTYPE == TE_f32 ? 4 : 2>::type x) {
-  if constexpr (DTYPE == TE_bf16) return te_bf16_to_f32(x);
-  else if constexpr (DTYPE == TE_f16) return te_f16_to_f32(x);
-  else return x;
+  if constexpr (DTYPE == TE_bf16)
+    return te_bf16_to_f32(x);
+  else if constexpr (DTYPE == TE_f16)
+    return te_f16_to_f32(x);
+  else
+    return x;
 }
 
 template <te_dtype DTYPE> __device__ void store(void *out, int64_t i, float value) {
-  if constexpr (DTYPE == TE_bf16) ((uint16_t *)out)[i] = te_f32_to_bf16(value);
-  else if constexpr (DTYPE == TE_f16) ((uint16_t *)out)[i] = te_f32_to_f16(value);
-  else ((float *)out)[i] = value;
+  if constexpr (DTYPE == TE_bf16)
+    ((uint16_t *)out)[i] = te_f32_to_bf16(value);
+  else if constexpr (DTYPE == TE_f16)
+    ((uint16_t *)out)[i] = te_f32_to_f16(value);
+  else
+    ((float *)out)[i] = value;
 }
 
 /* Each block sums a range of rows of LANES * COLS columns; with one block of rows the result is final.
@@ -38,8 +40,9 @@ template <te_dtype DTYPE> __device__ void store(void *out, int64_t i, float valu
  * of a warp still touch neighbouring addresses of a row-major matrix. */
 template <te_dtype DTYPE, int COLS, bool VECTORIZED>
 __global__ void __launch_bounds__(WARPS *LANES)
-    sum_rows(const void *__restrict__ data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride,
-             int64_t rows_per_block, float *__restrict__ partial, void *__restrict__ sums) {
+    sum_rows(const void *__restrict__ data, int64_t rows, int64_t cols, int64_t row_stride,
+             int64_t col_stride, int64_t rows_per_block, float *__restrict__ partial,
+             void *__restrict__ sums) {
   typedef typename element<DTYPE == TE_f32 ? 4 : 2>::type T;
   struct alignas(sizeof(T) * COLS) vec {
     T v[COLS];
@@ -72,13 +75,16 @@ __global__ void __launch_bounds__(WARPS *LANES)
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) sum += tile[w][c];
-    if (gridDim.y == 1) store<DTYPE>(sums, first + c, sum);
-    else partial[blockIdx.y * cols + first + c] = sum;
+    if (gridDim.y == 1)
+      store<DTYPE>(sums, first + c, sum);
+    else
+      partial[blockIdx.y * cols + first + c] = sum;
   }
 }
 
 template <te_dtype DTYPE>
-__global__ void sum_partials(const float *__restrict__ partial, int64_t n, int64_t cols, void *__restrict__ sums) {
+__global__ void sum_partials(const float *__restrict__ partial, int64_t n, int64_t cols,
+                             void *__restrict__ sums) {
   int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
   if (c >= cols) return;
   float sum = 0;
@@ -105,14 +111,17 @@ template <te_dtype DTYPE>
 static cudaError_t launch(const te_matrix *m, void *sums, float *partial, cudaStream_t stream) {
   constexpr int size = DTYPE == TE_f32 ? 4 : 2, wide = 16 / size;
   int64_t n = row_blocks(m->rows, m->cols), per_block = (m->rows + n - 1) / n;
-  bool vectorized = m->col_stride == 1 && m->row_stride % wide == 0 && m->cols % wide == 0 && (uintptr_t)m->data % 16 == 0;
+  bool vectorized =
+      m->col_stride == 1 && m->row_stride % wide == 0 && m->cols % wide == 0 && (uintptr_t)m->data % 16 == 0;
   constexpr int apart = 4;
   int64_t tile = LANES * (vectorized ? wide : apart);
   dim3 grid((unsigned)((m->cols + tile - 1) / tile), (unsigned)n);
   if (vectorized)
-    sum_rows<DTYPE, wide, true><<<grid, WARPS * LANES, 0, stream>>>(m->data, m->rows, m->cols, m->row_stride, 1, per_block, partial, sums);
+    sum_rows<DTYPE, wide, true><<<grid, WARPS * LANES, 0, stream>>>(m->data, m->rows, m->cols, m->row_stride,
+                                                                    1, per_block, partial, sums);
   else
-    sum_rows<DTYPE, apart, false><<<grid, WARPS * LANES, 0, stream>>>(m->data, m->rows, m->cols, m->row_stride, m->col_stride, per_block, partial, sums);
+    sum_rows<DTYPE, apart, false><<<grid, WARPS * LANES, 0, stream>>>(
+        m->data, m->rows, m->cols, m->row_stride, m->col_stride, per_block, partial, sums);
   if (n > 1)
     sum_partials<DTYPE><<<(unsigned)((m->cols + 127) / 128), 128, 0, stream>>>(partial, n, m->cols, sums);
   return cudaGetLastError();

@@ -16,7 +16,8 @@ size_t te__column_sums_workspace(int64_t rows, int64_t cols);
 cudaError_t te__column_sums(const te_matrix *m, void *sums, float *partial, cudaStream_t stream);
 
 /* Every row of `out` (elements of `size` bytes, contiguous) becomes `row`, or zero if that is NULL. */
-cudaError_t te__fill_rows(void *out, const void *row, int64_t rows, int64_t cols, size_t size, cudaStream_t stream);
+cudaError_t te__fill_rows(void *out, const void *row, int64_t rows, int64_t cols, size_t size,
+                          cudaStream_t stream);
 
 #ifdef __cplusplus
 }

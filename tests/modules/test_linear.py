@@ -1,4 +1,4 @@
-"""Linear, eager: constructor, parameters, state dicts, gradients for every subset, AMP, inputs of any rank."""
+"""Linear, eager: constructor, state dicts, gradients for every subset, AMP, inputs of any rank."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import te_ops as te
 import torch
 from helpers import DTYPES, assert_same_bits, linear, relative_error, step, tolerance
 from torch import nn
 
-import te_ops as te
-
 
 def reference(layer: te.Linear) -> nn.Linear:
-    n = nn.Linear(layer.in_features, layer.out_features, bias=layer.use_bias, device=layer.weight.device, dtype=layer.weight.dtype)
+    n = nn.Linear(
+        layer.in_features,
+        layer.out_features,
+        bias=layer.use_bias,
+        device=layer.weight.device,
+        dtype=layer.weight.dtype,
+    )
     n.load_state_dict(layer.state_dict(), strict=True)
     return n
 
@@ -32,7 +37,8 @@ def test_arguments_follow_transformer_engine() -> None:
     assert names == [
         "in_features", "out_features", "sequence_parallel", "fuse_wgrad_accumulation", "tp_group", "tp_size",
         "get_rng_state_tracker", "rng_tracker_name", "init_method", "bias", "return_bias", "params_dtype",
-        "parallel_mode", "parameters_split", "device", "ub_overlap_ag", "ub_overlap_rs", "ub_overlap_rs_dgrad",
+        "parallel_mode", "parameters_split", "device", "ub_overlap_ag", "ub_overlap_rs",
+        "ub_overlap_rs_dgrad",
         "ub_bulk_dgrad", "ub_bulk_wgrad", "ub_name", "delay_wgrad_compute", "symmetric_ar_type",
         "save_original_input", "name",
     ]  # fmt: skip
@@ -44,7 +50,8 @@ def test_arguments_follow_transformer_engine() -> None:
         ("sequence_parallel", True), ("tp_size", 2), ("ub_overlap_ag", True), ("ub_overlap_rs", True),
         ("ub_overlap_rs_dgrad", True), ("ub_bulk_dgrad", True), ("ub_bulk_wgrad", True), ("ub_name", "qkv"),
         ("symmetric_ar_type", "multimem"), ("parallel_mode", "rows"), ("params_dtype", torch.float64),
-        ("parameters_split", ("a", "b", "c")), ("parameters_split", {"a": 3, "b": 4}), ("parameters_split", ("a", "a_")),
+        ("parameters_split", ("a", "b", "c")), ("parameters_split", {"a": 3, "b": 4}),
+        ("parameters_split", ("a", "a_")),
     ],
 )  # fmt: skip
 def test_values_that_cannot_work_are_refused_by_name(argument: str, value: Any) -> None:
@@ -99,7 +106,9 @@ def test_default_device() -> None:
 
 @pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (2, 1, 4), (0,), (2, 0)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_equals_nn_linear(lead: tuple[int, ...], bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+def test_equals_nn_linear(
+    lead: tuple[int, ...], bias: bool, dtype: torch.dtype, device: torch.device
+) -> None:
     layer = linear(24, 10, device, dtype, bias=bias)
     ref = reference(layer).double()
     x = torch.randn(*lead, 24, device=device, dtype=dtype, requires_grad=True)
@@ -141,7 +150,9 @@ class CountGemms(torch.utils._python_dispatch.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("frozen", "flags", "operands"), [("weight", 1 | 4, [False, True]), ("input", 2 | 4, [True, False])])
+@pytest.mark.parametrize(
+    ("frozen", "flags", "operands"), [("weight", 1 | 4, [False, True]), ("input", 2 | 4, [True, False])]
+)
 def test_frozen_parts_cost_no_gemm(frozen: str, flags: int, operands: list[bool]) -> None:
     layer = linear(5, 4, torch.device("cpu"))
     layer.weight.requires_grad_(frozen != "weight")
@@ -198,7 +209,13 @@ def test_parameters_split(split: Any, device: torch.device) -> None:
 
 def test_split_weights_are_initialized_as_one() -> None:
     shapes: list[torch.Size] = []
-    layer = te.Linear(4, 6, device="cpu", parameters_split=("a", "b"), init_method=lambda w: shapes.append(w.shape) or w.fill_(2))
+    layer = te.Linear(
+        4,
+        6,
+        device="cpu",
+        parameters_split=("a", "b"),
+        init_method=lambda w: shapes.append(w.shape) or w.fill_(2),
+    )
     assert shapes == [(6, 4)]
     assert (layer.a_weight == 2).all()
 
@@ -211,7 +228,10 @@ def test_split_weights_are_initialized_as_one() -> None:
 def test_autocast(amp_dtype: torch.dtype, x_dtype: torch.dtype, device: torch.device) -> None:
     layer = linear(8, 6, device)
     ref = reference(layer)
-    x, dy = torch.randn(5, 8, device=device, dtype=x_dtype, requires_grad=True), torch.randn(5, 6, device=device)
+    x, dy = (
+        torch.randn(5, 8, device=device, dtype=x_dtype, requires_grad=True),
+        torch.randn(5, 6, device=device),
+    )
     results = []
     for module in (layer, ref):
         x.grad = None
@@ -228,7 +248,9 @@ def test_autocast(amp_dtype: torch.dtype, x_dtype: torch.dtype, device: torch.de
 
 def test_dtypes_must_agree_outside_of_autocast(device: torch.device) -> None:
     layer = linear(8, 6, device)
-    with pytest.raises(RuntimeError, match=r"te_ops::linear_fwd: w has dtype float32: must be the dtype of x, bfloat16"):
+    with pytest.raises(
+        RuntimeError, match=r"te_ops::linear_fwd: w has dtype float32: must be the dtype of x, bfloat16"
+    ):
         layer(torch.randn(5, 8, device=device, dtype=torch.bfloat16))
 
 
@@ -287,7 +309,11 @@ def with_attributes(layer: te.Linear) -> te.Linear:
 
 def test_deepcopy_and_pickle_keep_attributes() -> None:
     layer = with_attributes(linear(5, 4, torch.device("cpu"), delay_wgrad_compute=True))
-    for clone in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), copy.deepcopy(nn.Sequential(layer))[0]):
+    for clone in (
+        copy.deepcopy(layer),
+        pickle.loads(pickle.dumps(layer)),
+        copy.deepcopy(nn.Sequential(layer))[0],
+    ):
         assert_same_bits(list(clone.parameters()), list(layer.parameters()))
         assert torch.equal(clone.weight.main_grad, layer.weight.main_grad)
         assert clone.weight.main_grad is not layer.weight.main_grad
@@ -330,4 +356,6 @@ def test_meta_device_initialization(device: torch.device) -> None:
 
 
 def test_repr() -> None:
-    assert repr(te.Linear(3, 4, device="cpu", bias=False)) == "Linear(in_features=3, out_features=4, bias=False)"
+    assert (
+        repr(te.Linear(3, 4, device="cpu", bias=False)) == "Linear(in_features=3, out_features=4, bias=False)"
+    )

@@ -52,7 +52,10 @@ def test_eight_threads(device: torch.device) -> None:
     def work(i: int) -> None:
         try:
             layer = linear(16 + i, 8 + i, device)
-            x, dy = torch.randn(12, 16 + i, device=device, requires_grad=True), torch.randn(12, 8 + i, device=device)
+            x, dy = (
+                torch.randn(12, 16 + i, device=device, requires_grad=True),
+                torch.randn(12, 8 + i, device=device),
+            )
             params = list(layer.parameters())
             want = step(layer, x, dy, params)
             stream = torch.cuda.Stream() if device.type == "cuda" else None

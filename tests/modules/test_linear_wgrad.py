@@ -17,7 +17,9 @@ def parts(layer: Any) -> list[nn.Parameter]:
     return [getattr(layer, name) for name in layer.weight_names]
 
 
-def fused_layer(device: torch.device, split: Any = None, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Any:
+def fused_layer(
+    device: torch.device, split: Any = None, dtype: torch.dtype = torch.float32, **kwargs: Any
+) -> Any:
     layer = linear(8, 6, device, dtype, fuse_wgrad_accumulation=True, parameters_split=split, **kwargs)
     for weight in parts(layer):
         weight.main_grad = torch.randn(weight.shape, device=device, dtype=torch.float32)
@@ -25,7 +27,9 @@ def fused_layer(device: torch.device, split: Any = None, dtype: torch.dtype = to
 
 
 def batch(device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    return torch.randn(5, 8, device=device, dtype=dtype, requires_grad=True), torch.randn(5, 6, device=device, dtype=dtype)
+    return torch.randn(5, 8, device=device, dtype=dtype, requires_grad=True), torch.randn(
+        5, 6, device=device, dtype=dtype
+    )
 
 
 def main_grads(layer: Any) -> Tensor:
@@ -90,7 +94,9 @@ def test_wrong_main_grad_is_named(device: torch.device) -> None:
     layer = fused_layer(device)
     layer.weight.main_grad = torch.zeros(6, 9, device=device)
     x, dy = batch(device)
-    with pytest.raises(RuntimeError, match=r"te_ops::linear_wgrad: x\[1\] = 8: must be 9, which is K = main_grad\[1\]"):
+    with pytest.raises(
+        RuntimeError, match=r"te_ops::linear_wgrad: x\[1\] = 8: must be 9, which is K = main_grad\[1\]"
+    ):
         layer(x).backward(dy)
 
 
@@ -112,7 +118,9 @@ def test_backward_dw(split: Any, fuse: bool, device: torch.device) -> None:
     """Two microbatches in flight, their weight gradients computed later, oldest first."""
     plain = fused_layer(device, split)
     plain.fuse_wgrad_accumulation, plain._plain = fuse, not fuse
-    delayed = linear(8, 6, device, parameters_split=split, delay_wgrad_compute=True, fuse_wgrad_accumulation=fuse)
+    delayed = linear(
+        8, 6, device, parameters_split=split, delay_wgrad_compute=True, fuse_wgrad_accumulation=fuse
+    )
     delayed.load_state_dict(plain.state_dict())
     for a, b in zip(parts(delayed), parts(plain), strict=True):
         a.main_grad = b.main_grad.clone()
@@ -160,7 +168,7 @@ def test_backward_dw_compiled(fuse: bool, device: torch.device, backend: str) ->
     for _ in batches:
         layer.backward_dw()
         other.backward_dw()
-    got, want = (l.weight.main_grad if fuse else l.weight.grad for l in (other, layer))
+    got, want = (m.weight.main_grad if fuse else m.weight.grad for m in (other, layer))
     assert relative_error(got, want) < (0 if backend == "aot_eager" else 1e-5) + 1e-12
     assert want.any()
     assert relative_error(other.bias.grad, layer.bias.grad) < 1e-5

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from te_ops._bundle import bind, slot_fields
 from te_ops._ops import OPERATORS
 from te_ops.linear import LinearBackward, LinearForward, LinearWgrad
@@ -18,18 +17,26 @@ def make(*names: str) -> Any:
 
 
 def test_fields_follow_the_table() -> None:
-    for name, cls in (("linear_fwd", LinearForward), ("linear_bwd", LinearBackward), ("linear_wgrad", LinearWgrad)):
+    for name, cls in (
+        ("linear_fwd", LinearForward),
+        ("linear_bwd", LinearBackward),
+        ("linear_wgrad", LinearWgrad),
+    ):
         wanted = [f for fields in slot_fields(OPERATORS[f"te_ops::{name}"].spec).values() for f in fields]
         assert sorted(f.name for f in dataclasses.fields(cls)) == sorted(wanted)
 
 
 def test_slot_without_field() -> None:
-    with pytest.raises(TypeError, match=r"te_ops::linear_fwd: slot 'b' needs a field 'b', which Args does not have"):
+    with pytest.raises(
+        TypeError, match=r"te_ops::linear_fwd: slot 'b' needs a field 'b', which Args does not have"
+    ):
         bind("te_ops::linear_fwd", make("x", "w"))
 
 
 def test_field_without_slot() -> None:
-    with pytest.raises(TypeError, match=r"Args.gamma: te_ops::linear_fwd has no such slot \(its fields are x, w, b\)"):
+    with pytest.raises(
+        TypeError, match=r"Args.gamma: te_ops::linear_fwd has no such slot \(its fields are x, w, b\)"
+    ):
         bind("te_ops::linear_fwd", make("x", "w", "b", "gamma"))
 
 
@@ -47,7 +54,11 @@ def test_flags_are_packed_in_the_order_of_the_row() -> None:
     dy, x, w = torch.randn(3, 2), torch.randn(3, 4), torch.randn(2, 4)
     call = bind("te_ops::linear_bwd", LinearBackward)
     for dx, dw, db in ((True, False, False), (False, True, False), (False, False, True), (True, True, True)):
-        got = call(LinearBackward(dy=dy, x=x if dw else None, w=w if dx else None, need_dx=dx, need_dw=dw, need_db=db))
+        got = call(
+            LinearBackward(
+                dy=dy, x=x if dw else None, w=w if dx else None, need_dx=dx, need_dw=dw, need_db=db
+            )
+        )
         assert [g is not None for g in got] == [dx, dw, db]
 
 

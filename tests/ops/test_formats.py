@@ -1,4 +1,4 @@
-"""A table that is not te_ops' own, with a format of two buffers: checks, allocation, fakes and packing follow."""
+"""A table that is not te_ops' own, with a format of two buffers: everything follows from its rows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 import te_ops as te
+import torch
 from te_ops import _C
 from te_ops._bundle import bind
 from te_ops._ops import OPERATORS, load_table
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 INCLUDE = Path(te.__file__).parent / "include"
 NAMESPACE = "te_ops_test"
@@ -58,7 +57,8 @@ def test_schema_flattens_to_buffers(ops: Any) -> None:
     assert OPERATORS[f"{NAMESPACE}::encode"].spec["schema"] == "encode(Tensor x) -> (Tensor, Tensor)"
     schema = OPERATORS[f"{NAMESPACE}::decode"].spec["schema"]
     assert schema == (
-        "decode(Tensor q_codes, Tensor q_scale, Tensor? extra_codes, Tensor? extra_scale, int sign=1) -> Tensor"
+        "decode(Tensor q_codes, Tensor q_scale, Tensor? extra_codes, Tensor? extra_scale, "
+        "int sign=1) -> Tensor"
     )
 
 
@@ -81,7 +81,9 @@ def test_real_fake_and_opcheck(ops: Any, shape: tuple[int, ...]) -> None:
 
 
 def test_compiles_with_symbolic_sizes(ops: Any) -> None:
-    fn = torch.compile(lambda x: ops.decode(*ops.encode(x), None, None), fullgraph=True, backend="aot_eager", dynamic=True)
+    fn = torch.compile(
+        lambda x: ops.decode(*ops.encode(x), None, None), fullgraph=True, backend="aot_eager", dynamic=True
+    )
     for rows in (4, 6, 9):
         x = torch.randn(rows, 5)
         assert torch.equal(fn(x), ops.decode(*ops.encode(x), None, None))
@@ -89,7 +91,9 @@ def test_compiles_with_symbolic_sizes(ops: Any) -> None:
 
 def test_checks_name_the_buffer(ops: Any) -> None:
     codes, scale = ops.encode(torch.randn(2, 3, 4))
-    with pytest.raises(RuntimeError, match=r"decode: q_scale\[0\] = 5: must be 6, which is M, the leading dims of q_codes"):
+    with pytest.raises(
+        RuntimeError, match=r"decode: q_scale\[0\] = 5: must be 6, which is M, the leading dims of q_codes"
+    ):
         ops.decode(codes, torch.ones(5), None, None)
     with pytest.raises(RuntimeError, match=r"q_scale has dtype float64: must be float32"):
         ops.decode(codes, scale.double(), None, None)
@@ -125,7 +129,9 @@ def test_malformed_row_registers_nothing(library: ctypes.CDLL, ops: Any) -> None
     assert _C.op_count() == count
 
 
-def test_names_taken_twice_are_refused(library: ctypes.CDLL, ops: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_names_taken_twice_are_refused(
+    library: ctypes.CDLL, ops: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     count = _C.op_count()
     assert "encode" in register(NAMESPACE, library, "test_formats", "test_ops")
     assert _C.op_count() == count

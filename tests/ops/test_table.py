@@ -1,4 +1,4 @@
-"""Generated over the table: every operator has bodies, cases and a description, and its fake agrees with it."""
+"""Generated over the table: every operator has bodies and cases, and its fake agrees with it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from te_ops import _C
 from te_ops._ops import OPERATORS
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 OWN = {name: op for name, op in OPERATORS.items() if name.startswith("te_ops::")}
 EVERY_OP = pytest.mark.parametrize("name", sorted(OWN))
@@ -100,7 +99,9 @@ def test_opcheck_every_case(name: str, device: torch.device) -> None:
 @EVERY_OP
 def test_fake_raises_what_the_operator_raises(name: str) -> None:
     """The same judge, hence the same words: here for a wrong last dim of the first tensor."""
-    args = list(next(c for c in cases(name, torch.device("cpu")) if sum(isinstance(a, torch.Tensor) for a in c) > 1))
+    args = list(
+        next(c for c in cases(name, torch.device("cpu")) if sum(isinstance(a, torch.Tensor) for a in c) > 1)
+    )
     args[0] = torch.randn(*args[0].shape[:-1], args[0].shape[-1] + 1).to(args[0].dtype)
     op = OWN[name].overload
     with pytest.raises(RuntimeError) as real:
@@ -125,7 +126,12 @@ def test_tracing_leaves_device_memory_alone(cuda: torch.device) -> None:
             mode = FakeTensorMode()
             with mode:
                 OWN[name].overload(
-                    *(torch.empty_like(mode.from_tensor(a), device="cuda") if isinstance(a, torch.Tensor) else a for a in args)
+                    *(
+                        torch.empty_like(mode.from_tensor(a), device="cuda")
+                        if isinstance(a, torch.Tensor)
+                        else a
+                        for a in args
+                    )
                 )
 
     for name in OWN:  # FakeTensorMode itself allocates a little, once
@@ -135,7 +141,9 @@ def test_tracing_leaves_device_memory_alone(cuda: torch.device) -> None:
     torch.cuda.reset_peak_memory_stats()
     for name in OWN:
         trace(name)
-    assert torch.cuda.max_memory_allocated() - before <= 512, "more than the block in which a fake mode starts CUDA"
+    assert torch.cuda.max_memory_allocated() - before <= 512, (
+        "more than the block in which a fake mode starts CUDA"
+    )
 
 
 @EVERY_OP

@@ -24,12 +24,14 @@ static int decode(const te_context *ctx, const te_arg *args) {
   const te_arg *q = &args[0], *extra = &args[1], *y = &args[3];
   const te_tensor *codes = &q->buf[0], *scale = &q->buf[1];
   int64_t k = codes->sizes[codes->ndim - 1];
-  if (args[2].i < 0) return ctx->services->fail(ctx->status, "%s: sign = %d: must not be negative", ctx->op, (int)args[2].i);
+  if (args[2].i < 0)
+    return ctx->services->fail(ctx->status, "%s: sign = %d: must not be negative", ctx->op, (int)args[2].i);
   for (int64_t r = 0; r < scale->sizes[0]; r++)
     for (int64_t c = 0; c < k; c++) {
       float value = (float)((const int8_t *)codes->data)[r * k + c] * ((const float *)scale->data)[r];
       if (extra->present)
-        value += (float)((const int8_t *)extra->buf[0].data)[r * k + c] * ((const float *)extra->buf[1].data)[r];
+        value +=
+            (float)((const int8_t *)extra->buf[0].data)[r * k + c] * ((const float *)extra->buf[1].data)[r];
       ((float *)y->buf->data)[r * k + c] = value;
     }
   return TE_OK;
@@ -41,7 +43,8 @@ TE_API const te_format_row test_formats[] = {
     {NULL, NULL, NULL}};
 
 TE_API const te_op_row test_ops[] = {
-    {"encode", "x as rowint8", (const te_slot_row[]){{false, "x", "f32 [*M, K]"}, {true, "q", "rowint8 [*M, K]"}, {false, NULL, NULL}},
+    {"encode", "x as rowint8",
+     (const te_slot_row[]){{false, "x", "f32 [*M, K]"}, {true, "q", "rowint8 [*M, K]"}, {false, NULL, NULL}},
      encode, NULL},
     {"decode", "q, plus extra if there is one",
      (const te_slot_row[]){{false, "q", "rowint8 [*M, K]"},
@@ -52,6 +55,7 @@ TE_API const te_op_row test_ops[] = {
      decode, NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
-TE_API const te_op_row bad_ops[] = {
-    {"bad", "a row with a mistake", (const te_slot_row[]){{false, "x", "f32 [*M, K"}, {false, NULL, NULL}}, encode, NULL},
-    {NULL, NULL, NULL, NULL, NULL}};
+TE_API const te_op_row bad_ops[] = {{"bad", "a row with a mistake",
+                                     (const te_slot_row[]){{false, "x", "f32 [*M, K"}, {false, NULL, NULL}},
+                                     encode, NULL},
+                                    {NULL, NULL, NULL, NULL, NULL}};

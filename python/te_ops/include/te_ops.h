@@ -20,23 +20,23 @@ extern "C" {
 
 /* X(id, PyTorch's name, bytes per element, libtorch's getter of its code). Dtypes that no slot may take
  * are listed too, so that an error can name what was passed. */
-#define TE_DTYPES(X)                                                                                    \
-  X(bf16, "bfloat16", 2, aoti_torch_dtype_bfloat16)                                                     \
-  X(f16, "float16", 2, aoti_torch_dtype_float16)                                                        \
-  X(f32, "float32", 4, aoti_torch_dtype_float32)                                                        \
-  X(f64, "float64", 8, aoti_torch_dtype_float64)                                                        \
-  X(e4m3, "float8_e4m3fn", 1, aoti_torch_dtype_float8_e4m3fn)                                           \
-  X(e5m2, "float8_e5m2", 1, aoti_torch_dtype_float8_e5m2)                                               \
-  X(e8m0, "float8_e8m0fnu", 1, torch_dtype_float8_e8m0fnu)                                              \
-  X(e2m1x2, "float4_e2m1fn_x2", 1, torch_dtype_float4_e2m1fn_x2)                                        \
-  X(u8, "uint8", 1, aoti_torch_dtype_uint8)                                                             \
-  X(i8, "int8", 1, aoti_torch_dtype_int8)                                                               \
-  X(i16, "int16", 2, aoti_torch_dtype_int16)                                                            \
-  X(i32, "int32", 4, aoti_torch_dtype_int32)                                                            \
-  X(i64, "int64", 8, aoti_torch_dtype_int64)                                                            \
-  X(b8, "bool", 1, aoti_torch_dtype_bool)                                                               \
-  X(c32, "complex32", 4, aoti_torch_dtype_complex32)                                                    \
-  X(c64, "complex64", 8, aoti_torch_dtype_complex64)                                                    \
+#define TE_DTYPES(X) \
+  X(bf16, "bfloat16", 2, aoti_torch_dtype_bfloat16) \
+  X(f16, "float16", 2, aoti_torch_dtype_float16) \
+  X(f32, "float32", 4, aoti_torch_dtype_float32) \
+  X(f64, "float64", 8, aoti_torch_dtype_float64) \
+  X(e4m3, "float8_e4m3fn", 1, aoti_torch_dtype_float8_e4m3fn) \
+  X(e5m2, "float8_e5m2", 1, aoti_torch_dtype_float8_e5m2) \
+  X(e8m0, "float8_e8m0fnu", 1, torch_dtype_float8_e8m0fnu) \
+  X(e2m1x2, "float4_e2m1fn_x2", 1, torch_dtype_float4_e2m1fn_x2) \
+  X(u8, "uint8", 1, aoti_torch_dtype_uint8) \
+  X(i8, "int8", 1, aoti_torch_dtype_int8) \
+  X(i16, "int16", 2, aoti_torch_dtype_int16) \
+  X(i32, "int32", 4, aoti_torch_dtype_int32) \
+  X(i64, "int64", 8, aoti_torch_dtype_int64) \
+  X(b8, "bool", 1, aoti_torch_dtype_bool) \
+  X(c32, "complex32", 4, aoti_torch_dtype_complex32) \
+  X(c64, "complex64", 8, aoti_torch_dtype_complex64) \
   X(c128, "complex128", 16, aoti_torch_dtype_complex128)
 
 typedef enum te_dtype {
