@@ -164,7 +164,7 @@ MISTAKES = {
         "torch_library_impl",
     ),
     "CUDA": ("aoti_torch_create_cuda_guard, (int32_t,", "int32_t", "int64_t", "aoti_torch_create_cuda_guard"),
-    "optional": ("torch_new_stable_ivalue, (StableIValue * *)", "* *", "*", "torch_new_stable_ivalue"),
+    "optional": ("torch_new_stable_ivalue, (StableIValue **)", "**", "*", "torch_new_stable_ivalue"),
     "no such": ("aoti_torch_get_layout,", "layout", "layouts", "aoti_torch_get_layouts"),
 }
 
