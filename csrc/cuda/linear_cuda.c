@@ -46,10 +46,34 @@ static int bias_gradient(const te_context *ctx, te_matrix dy, void *db) {
   return TE_OK;
 }
 
+/* Whether a single launch for all gradients beats a GEMM each: up to here the GPU waits for the host. */
+static bool is_small(const te_matrix *m) {
+  return !is_empty(m) && m->rows <= TE_SMALL_SIZE && m->cols <= TE_SMALL_SIZE && m->dtype != TE_f32;
+}
+
+static int small_backward(const te_context *ctx, const te_linear_bwd *a, te_matrix dy) {
+  te_small_product p[TE_SMALL_PRODUCTS];
+  int n = 0;
+  if (a->dx.present) p[n++] = (te_small_product){.a = dy, .b = matrix_of(&a->w), .d = a->dx.buf->data};
+  if (a->dw.present)
+    p[n++] = (te_small_product){.a = te__transposed(dy), .b = matrix_of(&a->x), .d = a->dw.buf->data};
+  if (a->db.present) p[n++] = (te_small_product){.a = dy, .d = a->db.buf->data, .sums_columns = true};
+  if (n > 0) TE_CUDA_TRY(ctx, te__small_products(p, n, ctx->stream));
+  return TE_OK;
+}
+
+/* An operand that is absent is needed by nothing. */
+static bool is_small_or_absent(const te_arg *arg) {
+  te_matrix m;
+  return !arg->present || (te__as_matrix(arg->buf, &m) && is_small(&m));
+}
+
 int te__linear_bwd_cuda(const te_context *ctx, const te_arg *args) {
   const te_linear_bwd *a = (const te_linear_bwd *)args;
   te_matrix dy = matrix_of(&a->dy);
   void *db = a->db.present ? a->db.buf->data : NULL;
+  if (is_small(&dy) && is_small_or_absent(&a->x) && is_small_or_absent(&a->w))
+    return small_backward(ctx, a, dy);
   if (a->dx.present) TE_TRY(gradient(ctx, dy, matrix_of(&a->w), matrix_of(&a->dx), NULL, 0));
   if (a->dw.present) {
     te_matrix dw = matrix_of(&a->dw), x = matrix_of(&a->x);

@@ -19,6 +19,20 @@ cudaError_t te__column_sums(const te_matrix *m, void *sums, float *partial, cuda
 cudaError_t te__fill_rows(void *out, const void *row, int64_t rows, int64_t cols, size_t size,
                           cudaStream_t stream);
 
+#define TE_SMALL_SIZE 128
+#define TE_SMALL_PRODUCTS 3
+
+/* d = a b, contiguous; or with sums_columns, d[c] = the sum of column c of a. */
+typedef struct te_small_product {
+  te_matrix a, b;
+  void *d;
+  bool sums_columns;
+} te_small_product;
+
+/* Up to TE_SMALL_PRODUCTS of them in one launch. All bf16 or all f16; every size from 1 to TE_SMALL_SIZE
+ * (rows of a sum of columns: any number). */
+cudaError_t te__small_products(const te_small_product *products, int n, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -13,6 +13,10 @@ bwd = torch.ops.te_ops.linear_bwd.default
 wgrad = torch.ops.te_ops.linear_wgrad.default
 
 SHAPES = [
+    (128, 128, 128),
+    (31, 127, 65),
+    (1, 100, 128),
+    (129, 64, 64),
     (2, 1, 64),
     (16, 64, 32),
     (17, 33, 5),
