@@ -307,7 +307,8 @@ void te__dispatch(const te_op *op, uint64_t *stack, uint64_t n_args, uint64_t n_
   f.n_workspaces = 0;
   f.device_type = 0;
   int n = op->n_inputs + op->n_outputs;
-  for (int e = 0; e < n; e++) f.tensors[e] = f.copies[e] = NULL, f.floats[e] = 0, f.descs[e].scalar = 0;
+  for (int e = 0; e < n; e++)
+    f.tensors[e] = f.copies[e] = NULL, f.floats[e] = 0, f.descs[e].scalar = 0, f.descs[e].present = true;
   f.context = (te_context){&f.status, &services, op->full_name, NULL, 0, &f};
   own_arguments(&f, stack);
   int rc = run(&f, stack);

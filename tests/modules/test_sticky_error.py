@@ -14,7 +14,7 @@ x = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
 small = te_ops.Linear(8, 8, params_dtype=torch.bfloat16)
 layer(x), small(x[:8, :8])
 torch.cuda.synchronize()
-torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]  # a device-side assertion, not waited for
+torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]  # asserts on the device
 try:
     torch.cuda.synchronize()
 except Exception:
