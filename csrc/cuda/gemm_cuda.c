@@ -113,11 +113,13 @@ static int launch(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t 
       lib->cublasLtMatmul(handle, &p->desc, &alpha, g->b.data, &p->a, g->a.data, &p->b, &beta, d, &p->d, d,
                           &p->d, &plan->algo, workspace, plan->workspace, (cudaStream_t)ctx->stream);
   if (status == CUBLAS_STATUS_SUCCESS) return TE_OK;
-  cudaError_t error = cudaGetLastError(); /* a broken context shows up here first */
+  /* cuBLASLt does not say why; if earlier work broke the context, the stream still does. */
+  cudaError_t error = cudaStreamQuery((cudaStream_t)ctx->stream);
+  bool broken = error != cudaSuccess && error != cudaErrorNotReady;
   return te__fail(ctx->status, "%s: cublasLtMatmul failed: %s%s%s (M = %lld, N = %lld, K = %lld)", ctx->op,
-                  lib->cublasLtGetStatusName(status), error != cudaSuccess ? ", " : "",
-                  error != cudaSuccess ? cudaGetErrorString(error) : "", (long long)g->d.rows,
-                  (long long)g->d.cols, (long long)g->a.cols);
+                  lib->cublasLtGetStatusName(status), broken ? ", CUDA: " : "",
+                  broken ? cudaGetErrorString(error) : "", (long long)g->d.rows, (long long)g->d.cols,
+                  (long long)g->a.cols);
 }
 
 /* Times the candidates by turns (clocks drift, so one after the other would favour the first) and returns
