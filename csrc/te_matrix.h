@@ -47,6 +47,15 @@ static inline bool te__as_matrix(const te_tensor *t, te_matrix *m) {
   return (col_stride == 1 && row_stride >= cols) || (row_stride == 1 && col_stride >= rows);
 }
 
+/* A strided slot, an output or an updated buffer: the host passes only what can be seen as a matrix. */
+static inline te_matrix te__matrix_of(const te_arg *arg) {
+  te_matrix m;
+  te__as_matrix(arg->buf, &m);
+  return m;
+}
+
+static inline bool te__is_empty(const te_matrix *m) { return m->rows == 0 || m->cols == 0; }
+
 static inline te_matrix te__transposed(te_matrix m) {
   te_matrix t = {m.data, m.cols, m.rows, m.col_stride, m.row_stride, m.dtype};
   return t;

@@ -7,14 +7,6 @@
 
 #define GRAIN 16384 /* elements that make a task worth handing to a thread */
 
-static te_matrix matrix_of(const te_arg *arg) {
-  te_matrix m;
-  te__as_matrix(arg->buf, &m); /* the host passes only what can be seen as a matrix */
-  return m;
-}
-
-static bool is_empty(const te_matrix *m) { return m->rows == 0 || m->cols == 0; }
-
 /* out = a b (+ bias) */
 static int product(const te_context *ctx, te_matrix a, te_matrix b, const te_tensor *bias, te_matrix out) {
   int64_t sizes[3][2] = {{a.rows, a.cols}, {b.rows, b.cols}, {out.rows, out.cols}};
@@ -29,8 +21,8 @@ static int product(const te_context *ctx, te_matrix a, te_matrix b, const te_ten
 
 int te__linear_fwd_cpu(const te_context *ctx, const te_arg *args) {
   const te_linear_fwd *a = (const te_linear_fwd *)args;
-  te_matrix x = matrix_of(&a->x), w = matrix_of(&a->w), y = matrix_of(&a->y);
-  if (is_empty(&y)) return TE_OK;
+  te_matrix x = te__matrix_of(&a->x), w = te__matrix_of(&a->w), y = te__matrix_of(&a->y);
+  if (te__is_empty(&y)) return TE_OK;
   if (x.cols > 0) return product(ctx, x, te__transposed(w), a->b.present ? a->b.buf : NULL, y);
   size_t row_bytes = (size_t)y.cols * (y.dtype == TE_f32 ? 4 : 2); /* K = 0: an empty sum, so y = b */
   for (int64_t r = 0; r < y.rows; r++) {
@@ -63,7 +55,7 @@ static void sum_columns(int64_t begin, int64_t end, void *user) {
 
 /* out = a b, zero where the sum is empty */
 static int gradient(const te_context *ctx, te_matrix a, te_matrix b, te_matrix out) {
-  if (is_empty(&out)) return TE_OK;
+  if (te__is_empty(&out)) return TE_OK;
   if (a.cols > 0) return product(ctx, a, b, NULL, out);
   memset(out.data, 0, (size_t)(out.rows * out.cols) * (out.dtype == TE_f32 ? 4 : 2));
   return TE_OK;
@@ -71,9 +63,9 @@ static int gradient(const te_context *ctx, te_matrix a, te_matrix b, te_matrix o
 
 int te__linear_bwd_cpu(const te_context *ctx, const te_arg *args) {
   const te_linear_bwd *a = (const te_linear_bwd *)args;
-  te_matrix dy = matrix_of(&a->dy);
-  if (a->dx.present) TE_TRY(gradient(ctx, dy, matrix_of(&a->w), matrix_of(&a->dx)));
-  if (a->dw.present) TE_TRY(gradient(ctx, te__transposed(dy), matrix_of(&a->x), matrix_of(&a->dw)));
+  te_matrix dy = te__matrix_of(&a->dy);
+  if (a->dx.present) TE_TRY(gradient(ctx, dy, te__matrix_of(&a->w), te__matrix_of(&a->dx)));
+  if (a->dw.present) TE_TRY(gradient(ctx, te__transposed(dy), te__matrix_of(&a->x), te__matrix_of(&a->dw)));
   if (!a->db.present) return TE_OK;
   bias_grad_job job = {&dy, a->db.buf->data};
   return ctx->services->parallel_for(ctx, dy.cols, 1 + GRAIN / (dy.rows + 1), sum_columns, &job);
@@ -99,10 +91,10 @@ static void accumulate_range(int64_t begin, int64_t end, void *user) {
  * addition. */
 int te__linear_wgrad_cpu(const te_context *ctx, const te_arg *args) {
   const te_linear_wgrad *a = (const te_linear_wgrad *)args;
-  te_matrix dy = matrix_of(&a->dy), x = matrix_of(&a->x), grad = matrix_of(&a->main_grad);
+  te_matrix dy = te__matrix_of(&a->dy), x = te__matrix_of(&a->x), grad = te__matrix_of(&a->main_grad);
   float *dy32 = NULL, *x32 = NULL;
   void *product32 = NULL;
-  if (is_empty(&grad)) return TE_OK;
+  if (te__is_empty(&grad)) return TE_OK;
   TE_TRY(ctx->services->workspace(ctx, (size_t)(grad.rows * grad.cols) * sizeof(float), &product32));
   te_matrix out = {product32, grad.rows, grad.cols, grad.cols, 1, TE_f32};
   if (dy.rows > 0) {
