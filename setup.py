@@ -175,7 +175,8 @@ class BuildExt(build_ext):
     def check_table(self, c_command: list[str], temp: Path) -> None:
         """Parses every row of csrc/te_ops.def, so that a malformed one fails here and not at a user's run."""
         check = temp / "te_check"
-        sources = [f"csrc/te_{stem}.c" for stem in ("check", "table", "parse", "schema", "dtype", "dims", "status")]
+        stems = ("check", "table", "parse", "schema", "dtype", "dims", "status")
+        sources = [f"csrc/te_{stem}.c" for stem in stems]
         self.run_command_line([*c_command, "-DTE_ROWS_ONLY", *sources, "-o", str(check)])
         self.run_command_line([str(check)])
 

@@ -165,9 +165,9 @@ static int fastest(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t
 static int make_plan(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t handle, problem *p,
                      te_plan *plan, bool *keep) {
   static const uint64_t workspace_limit = 32u << 20;
-  /* No partial sums in the output's dtype: accumulation is fp32 to the end. */
-  static const uint32_t reductions =
-      CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  /* No partial sums in the output's dtype (the in-place scheme makes them too): accumulation is fp32 to the
+   * end. */
+  static const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   cublasLtMatmulPreferenceOpaque_t preference;
   cublasLtMatmulHeuristicResult_t results[MAX_CANDIDATES];
   te_plan plans[MAX_CANDIDATES];
