@@ -25,6 +25,7 @@ from torch import Tensor, nn
 LARGE = [(15872, 4096, 16384), (8192, 8192, 8192), (8192, 4096, 4096)]
 MIDDLE = [(4096, 4096, 14336), (2048, 1024, 1024), (4095, 1000, 3001), (513, 4096, 4096)]
 SMALL = (64, 64, 64)
+HOST_BOUND = [SMALL, (256, 256, 256)]  # with gradients in one launch of our own kernel, and without
 
 Pair = tuple[nn.Module, nn.Module]
 
@@ -89,18 +90,15 @@ class Bench:
         )
 
     def host(self) -> None:
-        pair, x, dy = self.data(SMALL)
         rounds = 11 if self.quick else 61
-        forward = [inference(m, x) for m in pair]
-        self.add("host, forward, no_grad", SMALL, "us", host_time(*forward, calls=500, rounds=rounds))
-        self.add(
-            "host, forward",
-            SMALL,
-            "us",
-            host_time(*(lambda m=m: m(x) for m in pair), calls=500, rounds=rounds),
-        )
-        both = [training(m, m, x, dy) for m in pair]
-        self.add("host, forward + backward", SMALL, "us", host_time(*both, calls=200, rounds=rounds))
+        for shape in HOST_BOUND:
+            pair, x, dy = self.data(shape)
+            forward = [inference(m, x) for m in pair]
+            self.add("host, forward, no_grad", shape, "us", host_time(*forward, calls=500, rounds=rounds))
+            with_grad = [lambda m=m, x=x: m(x) for m in pair]
+            self.add("host, forward", shape, "us", host_time(*with_grad, calls=500, rounds=rounds))
+            both = [training(m, m, x, dy) for m in pair]
+            self.add("host, forward + backward", shape, "us", host_time(*both, calls=200, rounds=rounds))
 
     def compiled(self) -> None:
         pair, x, dy = self.data(SMALL)
