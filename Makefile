@@ -16,7 +16,7 @@ endif
 RUN := PYTHONPATH=$(CURDIR)/python:$(CURDIR)/tests $(PY)
 PYTEST := $(RUN) -m pytest
 
-C_TESTED := csrc/te_dims.c csrc/te_parse.c csrc/te_schema.c csrc/te_dtype.c csrc/te_infer.c csrc/te_status.c csrc/te_table.c
+C_TESTED := csrc/te_dims.c csrc/te_parse.c csrc/te_slots.c csrc/te_schema.c csrc/te_dtype.c csrc/te_infer.c csrc/te_status.c csrc/te_table.c
 C_FLAGS := -std=c11 -D_GNU_SOURCE -DTE_ROWS_ONLY -g -Wall -Wextra -Werror -Ipython/te_ops/include -Icsrc
 C_FILES := $(shell git ls-files '*.c' '*.h' '*.cu' 2>/dev/null)
 

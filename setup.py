@@ -146,7 +146,7 @@ class BuildExt(build_ext):
         c_command = [*cc, *C_FLAGS, *WARNINGS, *sanitizers, *defines, *includes]
         self.check_table(c_command, temp)
 
-        sources = sorted(glob.glob("csrc/te_*.c") + glob.glob("csrc/cpu/*.c"))
+        sources = sorted(glob.glob("csrc/te_*.c") + glob.glob("csrc/fp8/*.c") + glob.glob("csrc/cpu/*.c"))
         sources.remove("csrc/te_check.c")
         commands = {source: [*c_command, "-c", source] for source in sources}
         if cuda:
@@ -175,7 +175,7 @@ class BuildExt(build_ext):
     def check_table(self, c_command: list[str], temp: Path) -> None:
         """Parses every row of csrc/te_ops.def, so that a malformed one fails here and not at a user's run."""
         check = temp / "te_check"
-        stems = ("check", "table", "parse", "schema", "dtype", "dims", "status")
+        stems = ("check", "table", "parse", "slots", "schema", "dtype", "dims", "status")
         sources = [f"csrc/te_{stem}.c" for stem in stems]
         self.run_command_line([*c_command, "-DTE_ROWS_ONLY", *sources, "-o", str(check)])
         self.run_command_line([str(check)])

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_WORKSPACES 8
+#define MAX_WORKSPACES 16
 
 typedef struct frame {
   const te_op *op;
@@ -45,6 +45,23 @@ static int workspace(const te_context *ctx, size_t bytes, void **out) {
   }
   f->workspaces[f->n_workspaces++] = *out;
   return TE_OK;
+}
+
+static void free_workspace(const frame *f, void *memory) {
+  if (on_cuda(f))
+    te__torch.aoti_torch_cuda_caching_allocator_raw_delete(memory);
+  else
+    free(memory);
+}
+
+static void release_workspace(const te_context *ctx, void *memory) {
+  frame *f = ctx->frame;
+  for (int i = 0; memory && i < f->n_workspaces; i++) {
+    if (f->workspaces[i] != memory) continue;
+    f->workspaces[i] = f->workspaces[--f->n_workspaces];
+    free_workspace(f, memory);
+    return;
+  }
 }
 
 static int parallel_for(const te_context *ctx, int64_t n, int64_t grain,
@@ -94,7 +111,7 @@ static int matmul(const te_context *ctx, const te_tensor *a, const te_tensor *b,
   return TE_OK;
 }
 
-static const te_services services = {te__fail, workspace, parallel_for, matmul};
+static const te_services services = {te__fail, workspace, release_workspace, parallel_for, matmul};
 
 /* ---------------------------------------------------------------------------------- arguments -------- */
 
@@ -189,7 +206,8 @@ static int prepare_input(frame *f, int e) {
   te_tensor *buffer = &f->buffers[e];
   const void *data;
   te_matrix unused;
-  bool walkable = entry->is_strided ? te__as_matrix(buffer, &unused) : is_contiguous(buffer);
+  bool is_code = buffer->dtype < TE_DTYPE_COUNT && entry->quantized_dtypes >> buffer->dtype & 1;
+  bool walkable = entry->is_strided && !is_code ? te__as_matrix(buffer, &unused) : is_contiguous(buffer);
   if (entry->is_mutable) {
     TE_REQUIRE(&f->status, walkable, "%s: %s is not contiguous: it is updated in place and must be",
                f->op->full_name, entry->name);
@@ -211,8 +229,11 @@ static int prepare_input(frame *f, int e) {
 static void point_args(frame *f) {
   for (int e = f->op->n_inputs + f->op->n_outputs - 1; e >= 0; e--) { /* backwards: buf is the first buffer */
     te_arg *arg = &f->args[f->op->entries[e].slot];
+    bool present = e < f->op->n_inputs ? f->descs[e].present : f->outputs[e - f->op->n_inputs].present;
+    bool is_last =
+        e + 1 == f->op->n_inputs + f->op->n_outputs || f->op->entries[e + 1].slot != f->op->entries[e].slot;
     arg->buf = &f->buffers[e];
-    arg->present = e < f->op->n_inputs ? f->descs[e].present : f->outputs[e - f->op->n_inputs].present;
+    arg->present = is_last ? present : arg->present || present;
     arg->i = e < f->op->n_inputs ? f->descs[e].scalar : 0;
     arg->f = f->floats[e];
   }
@@ -282,13 +303,7 @@ static int run(frame *f, StableIValue *stack) {
 }
 
 static void release(frame *f) {
-  while (f->n_workspaces > 0) {
-    void *memory = f->workspaces[--f->n_workspaces];
-    if (on_cuda(f))
-      te__torch.aoti_torch_cuda_caching_allocator_raw_delete(memory);
-    else
-      free(memory);
-  }
+  while (f->n_workspaces > 0) free_workspace(f, f->workspaces[--f->n_workspaces]);
   for (int e = f->op->n_inputs + f->op->n_outputs - 1; e >= 0; e--) {
     if (f->copies[e]) te__torch.aoti_torch_delete_tensor_object(f->copies[e]);
     if (f->tensors[e]) te__torch.aoti_torch_delete_tensor_object(f->tensors[e]);

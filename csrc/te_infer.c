@@ -51,8 +51,25 @@ static const char *flag_name(const te_op *op, te_condition c) {
 static int check_presence(const infer_state *s, int e) {
   const te_entry *entry = &s->op->entries[e];
   bool present = s->inputs[e].present;
+  if (entry->part_of >= 0) {
+    const te_entry *whole = &s->op->entries[entry->part_of];
+    const te_desc *desc = &s->inputs[entry->part_of];
+    bool quantized =
+        desc->present && desc->dtype < TE_DTYPE_COUNT && whole->quantized_dtypes >> desc->dtype & 1;
+    bool wrong = quantized ? !present && !entry->may_lack : present;
+    TE_REQUIRE(s->status, !wrong, "%s: %s is %s although %s is %s: it belongs to a quantized tensor",
+               s->op->full_name, entry->name, present ? "present" : "absent", whole->name,
+               !desc->present ? "absent"
+               : quantized    ? "quantized"
+                              : te__dtype_name(desc->dtype));
+    return TE_OK;
+  }
+  if (entry->may_lack) return TE_OK;
   if (entry->is_optional) {
-    int first = e - entry->buffer; /* a slot's buffers are neighbours; a body gets one `present` for all */
+    int first =
+        e; /* a slot's buffers are neighbours, and those that may not be lacking are present together */
+    for (int i = e - 1; i >= 0 && s->op->entries[i].slot == entry->slot; i--)
+      if (!s->op->entries[i].may_lack) first = i;
     TE_REQUIRE(s->status, present == s->inputs[first].present,
                "%s: %s is %s although %s is %s: they are parts of one tensor", s->op->full_name, entry->name,
                present ? "present" : "absent", s->op->entries[first].name, present ? "absent" : "present");
@@ -82,6 +99,12 @@ static int check_dtype(const infer_state *s, int e) {
                entry->name, te__dtype_name(desc->dtype), s->op->entries[entry->like].name,
                te__dtype_name(wanted), entry->name, print_shape(s, desc, shape));
     return TE_OK;
+  }
+  if (entry->same_dtype >= 0 && s->inputs[entry->same_dtype].present) {
+    te_dtype wanted = s->inputs[entry->same_dtype].dtype;
+    TE_REQUIRE(s->status, desc->dtype == wanted, "%s: %s has dtype %s: must be the dtype of %s, %s",
+               s->op->full_name, entry->name, te__dtype_name(desc->dtype),
+               s->op->entries[entry->same_dtype].name, te__dtype_name(wanted));
   }
   if (desc->dtype < TE_DTYPE_COUNT && (entry->dtypes >> desc->dtype & 1)) return TE_OK;
   char allowed[192] = ""; /* all dtypes */
@@ -215,6 +238,19 @@ static int check_dims(const infer_state *s, int e) {
   return TE_OK;
 }
 
+/* The dtype that the flag or int of 'by' picks among an output's alternatives. */
+static int pick_dtype(const infer_state *s, const te_entry *entry, te_dtype *out) {
+  int64_t value = s->inputs[entry->by.entry].scalar;
+  uint32_t left = entry->dtypes;
+  if (entry->by.bit >= 0) value = value >> entry->by.bit & 1;
+  int count = __builtin_popcount(left);
+  TE_REQUIRE(s->status, value >= 0 && value < count, "%s: %s = %lld: must be 0 to %d, the dtype of %s",
+             s->op->full_name, flag_name(s->op, entry->by), (long long)value, count - 1, entry->name);
+  for (; value > 0; value--) left &= left - 1;
+  *out = (te_dtype)__builtin_ctz(left);
+  return TE_OK;
+}
+
 static int infer_output(const infer_state *s, int e, te_out_desc *out) {
   const te_op *op = s->op;
   const te_entry *entry = &op->entries[e];
@@ -222,6 +258,7 @@ static int infer_output(const infer_state *s, int e, te_out_desc *out) {
   out->ndim = 0;
   out->dtype = entry->like >= 0 ? s->inputs[entry->like].dtype : (te_dtype)__builtin_ctz(entry->dtypes);
   if (!out->present) return TE_OK;
+  if (entry->by.entry >= 0) TE_TRY(pick_dtype(s, entry, &out->dtype));
   if (entry->shape.spread >= 0) {
     const symbol_state *lead = &s->symbols[entry->shape.spread];
     for (int i = 0; i < lead->n_lead; i++) out->sizes[out->ndim++] = lead->lead[i];

@@ -116,7 +116,9 @@ static int read_args(const te_op *op, PyObject *args, PyObject *arena, te_num (*
   return TE_OK;
 }
 
-static PyObject *output_tuple(const te_out_desc *out) {
+static PyObject *output_tuple(const te_op *op, const te_out_desc *out) {
+  if (!out->present && op->is_mutating) /* it cannot return None: absent is an empty tensor */
+    return Py_BuildValue("((i)s)", 0, te__dtype_name(out->dtype));
   if (!out->present) Py_RETURN_NONE;
   PyObject *sizes = PyTuple_New(out->ndim);
   for (int i = 0; sizes && i < out->ndim; i++) {
@@ -151,7 +153,7 @@ PyObject *te__py_infer(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
   }
   result = PyList_New(op->n_outputs);
   for (int o = 0; result && o < op->n_outputs; o++) {
-    PyObject *out = output_tuple(&s->outputs[o]);
+    PyObject *out = output_tuple(op, &s->outputs[o]);
     if (out)
       PyList_SetItem(result, o, out);
     else
@@ -187,9 +189,10 @@ static PyObject *entry_dict(const te_op *op, const te_entry *entry) {
   if (!flags) return NULL;
   const char *buffer = entry->name + (entry->kind == TE_KIND_TENSOR ? strlen(slot->name) : 0);
   return Py_BuildValue(
-      "{s:s,s:s,s:s,s:s,s:s,s:N,s:O,s:O,s:N,s:N}", "name", entry->name, "kind", kinds[entry->kind], "slot",
+      "{s:s,s:s,s:s,s:s,s:s,s:N,s:O,s:O,s:O,s:N,s:N}", "name", entry->name, "kind", kinds[entry->kind], "slot",
       slot->name, "type", slot->type, "buffer", *buffer == '_' ? buffer + 1 : "", "flags", flags, "optional",
-      entry->is_optional ? Py_True : Py_False, "mutable", entry->is_mutable ? Py_True : Py_False, "condition",
+      entry->is_optional ? Py_True : Py_False, "mutable", entry->is_mutable ? Py_True : Py_False, "union",
+      entry->quantized_dtypes || entry->part_of >= 0 ? Py_True : Py_False, "condition",
       condition_of(op, entry), "default", default_of(entry));
 }
 

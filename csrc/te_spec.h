@@ -15,10 +15,11 @@
 
 typedef enum te_kind { TE_KIND_TENSOR, TE_KIND_INT, TE_KIND_FLOAT, TE_KIND_BOOL, TE_KIND_BITS } te_kind;
 
-/* A flag that decides whether an entry is present: bit `bit` of the bits entry, or the bool entry. */
+/* A flag that decides whether an entry is present (or which dtype it has): bit `bit` of the bits entry, or
+ * the value of the bool or int entry. */
 typedef struct te_condition {
   int32_t entry; /* -1: always present */
-  int32_t bit;   /* -1: the entry is a bool */
+  int32_t bit;   /* -1: the entry is a bool or an int */
 } te_condition;
 
 typedef struct te_entry {
@@ -32,6 +33,13 @@ typedef struct te_entry {
   te_condition condition;
   uint32_t dtypes; /* bit set of te_dtype; 0 when `like` decides */
   int32_t like;    /* entry whose dtype this one has, or -1 */
+  te_condition by; /* of an output with several dtypes: the flag or int that picks one, in te_dtype's order */
+  /* A slot that takes a plain tensor or a quantized one: its first entry gets the plain tensor too, the
+   * others are present only if that one has one of `quantized_dtypes`. */
+  uint32_t quantized_dtypes;
+  int32_t part_of;    /* that first entry, or -1 */
+  bool may_lack;      /* a buffer that a quantized tensor need not have */
+  int32_t same_dtype; /* entry of the same slot that, if present, has the same dtype; or -1 */
   te_shape shape;
   bool has_default;
   double default_value;

@@ -1,14 +1,13 @@
 /* Linear on the CPU: PyTorch's own GEMM does the products, the rest is here. */
 #include "../te_status.h"
 #include "../te_table.h"
-#include "convert_cpu.h"
+#include "linear_cpu.h"
 
 #include <string.h>
 
 #define GRAIN 16384 /* elements that make a task worth handing to a thread */
 
-/* out = a b (+ bias) */
-static int product(const te_context *ctx, te_matrix a, te_matrix b, const te_tensor *bias, te_matrix out) {
+int te__cpu_product(const te_context *ctx, te_matrix a, te_matrix b, const te_tensor *bias, te_matrix out) {
   int64_t sizes[3][2] = {{a.rows, a.cols}, {b.rows, b.cols}, {out.rows, out.cols}};
   int64_t strides[3][2] = {
       {a.row_stride, a.col_stride}, {b.row_stride, b.col_stride}, {out.row_stride, out.col_stride}};
@@ -17,20 +16,24 @@ static int product(const te_context *ctx, te_matrix a, te_matrix b, const te_ten
   return ctx->services->matmul(ctx, &ta, &tb, bias, &to);
 }
 
+void te__cpu_fill_rows(te_matrix out, const void *row) {
+  size_t row_bytes = (size_t)out.cols * (out.dtype == TE_f32 ? 4 : 2);
+  for (int64_t r = 0; r < out.rows; r++) {
+    if (row)
+      memcpy((char *)out.data + (size_t)r * row_bytes, row, row_bytes);
+    else
+      memset((char *)out.data + (size_t)r * row_bytes, 0, row_bytes);
+  }
+}
+
 /* --------------------------------------------------------------------------------- linear_fwd -------- */
 
 int te__linear_fwd_cpu(const te_context *ctx, const te_arg *args) {
   const te_linear_fwd *a = (const te_linear_fwd *)args;
   te_matrix x = te__matrix_of(&a->x), w = te__matrix_of(&a->w), y = te__matrix_of(&a->y);
   if (te__is_empty(&y)) return TE_OK;
-  if (x.cols > 0) return product(ctx, x, te__transposed(w), a->b.present ? a->b.buf : NULL, y);
-  size_t row_bytes = (size_t)y.cols * (y.dtype == TE_f32 ? 4 : 2); /* K = 0: an empty sum, so y = b */
-  for (int64_t r = 0; r < y.rows; r++) {
-    if (a->b.present)
-      memcpy((char *)y.data + (size_t)r * row_bytes, a->b.buf->data, row_bytes);
-    else
-      memset((char *)y.data + (size_t)r * row_bytes, 0, row_bytes);
-  }
+  if (x.cols > 0) return te__cpu_product(ctx, x, te__transposed(w), a->b.present ? a->b.buf : NULL, y);
+  te__cpu_fill_rows(y, a->b.present ? a->b.buf->data : NULL); /* K = 0: an empty sum, so y = b */
   return TE_OK;
 }
 
@@ -53,10 +56,15 @@ static void sum_columns(int64_t begin, int64_t end, void *user) {
   }
 }
 
+int te__cpu_column_sums(const te_context *ctx, te_matrix m, void *sums) {
+  bias_grad_job job = {&m, sums};
+  return ctx->services->parallel_for(ctx, m.cols, 1 + GRAIN / (m.rows + 1), sum_columns, &job);
+}
+
 /* out = a b, zero where the sum is empty */
 static int gradient(const te_context *ctx, te_matrix a, te_matrix b, te_matrix out) {
   if (te__is_empty(&out)) return TE_OK;
-  if (a.cols > 0) return product(ctx, a, b, NULL, out);
+  if (a.cols > 0) return te__cpu_product(ctx, a, b, NULL, out);
   memset(out.data, 0, (size_t)(out.rows * out.cols) * (out.dtype == TE_f32 ? 4 : 2));
   return TE_OK;
 }
@@ -66,9 +74,7 @@ int te__linear_bwd_cpu(const te_context *ctx, const te_arg *args) {
   te_matrix dy = te__matrix_of(&a->dy);
   if (a->dx.present) TE_TRY(gradient(ctx, dy, te__matrix_of(&a->w), te__matrix_of(&a->dx)));
   if (a->dw.present) TE_TRY(gradient(ctx, te__transposed(dy), te__matrix_of(&a->x), te__matrix_of(&a->dw)));
-  if (!a->db.present) return TE_OK;
-  bias_grad_job job = {&dy, a->db.buf->data};
-  return ctx->services->parallel_for(ctx, dy.cols, 1 + GRAIN / (dy.rows + 1), sum_columns, &job);
+  return a->db.present ? te__cpu_column_sums(ctx, dy, a->db.buf->data) : TE_OK;
 }
 
 /* ------------------------------------------------------------------------------- linear_wgrad -------- */

@@ -16,6 +16,7 @@ class EntrySpec(TypedDict):
     flags: tuple[str, ...]
     optional: bool
     mutable: bool
+    union: bool  # of a slot that takes a plain tensor or a quantized one
     condition: str | None  # the flag that decides whether it is present
     default: int | float | bool | None
 

@@ -6,7 +6,8 @@ table and the dataclass; a field without a slot, or a slot without a field, is a
 call.
 
 A field feeds the slot of its name. A ``bits`` slot is fed by one bool field for each of its flags. A slot
-whose format has several buffers is fed by a field whose value has one attribute for each buffer.
+whose format has several buffers is fed by a field whose value has one attribute for each buffer. A slot that
+takes a plain tensor or a quantized one is fed by a tensor, or by a tuple of all buffers of the format.
 """
 
 from __future__ import annotations
@@ -42,11 +43,14 @@ def _check_fields(spec: _C.OpSpec, cls: type) -> None:
         )
 
 
-def _pack_expression(entry: _C.EntrySpec) -> str:
+def _pack_expression(entry: _C.EntrySpec, index: int) -> str:
+    """What goes into an entry, the `index`-th of its slot."""
     slot = entry["slot"]
     if entry["flags"]:
         first, *others = entry["flags"]
         return " | ".join([f"(1 if {first} else 0)"] + [f"{flag} << {i}" for i, flag in enumerate(others, 1)])
+    if entry["union"]:
+        return f"{slot}_parts[{index}]"
     if not entry["buffer"]:
         return slot
     value = f"{slot}.{entry['buffer']}"
@@ -87,11 +91,16 @@ class Binding(Generic[Args]):
         fields = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
         scope: dict[str, Any] = {"op": operator.overload}
         name = operator.name.replace("::", "_")
-        packed = ", ".join(_pack_expression(entry) for entry in spec["inputs"])
+        slots = [e["slot"] for e in spec["inputs"]]
+        packed = ", ".join(_pack_expression(e, i - slots.index(e["slot"])) for i, e in enumerate(spec["inputs"]))
+        body = ""
+        for slot in dict.fromkeys(e["slot"] for e in spec["inputs"] if e["union"]):
+            nones = "None, " * (slots.count(slot) - 1)
+            body += f"    {slot}_parts = {slot} if isinstance({slot}, tuple) else ({slot}, {nones})\n"
         if spec["outputs"]:
-            body = f"    r = op({packed})\n    return {_unpack_expression(spec, scope)}\n"
+            body += f"    r = op({packed})\n    return {_unpack_expression(spec, scope)}\n"
         else:
-            body = f"    op({packed})\n"
+            body += f"    op({packed})\n"
         unpacked = ", ".join(f"a.{field}" for field in fields)
         self.source = (
             f"def {name}({', '.join(fields)}):\n{body}\n\n"

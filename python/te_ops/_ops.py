@@ -57,7 +57,6 @@ def describe(tensor: torch.Tensor) -> _C.TensorDesc:
 
 def _make_fake(index: int, spec: _C.OpSpec) -> Callable[..., Any]:
     inputs = spec["inputs"]
-    mutating = any(entry["mutable"] for entry in inputs)
     outputs = spec["outputs"]
 
     def fake(*args: Any, **kwargs: Any) -> Any:
@@ -67,11 +66,11 @@ def _make_fake(index: int, spec: _C.OpSpec) -> Callable[..., Any]:
         described = tuple(describe(v) if isinstance(v, torch.Tensor) else v for v in values)
         results: list[torch.Tensor | None] = []
         for inferred in _C.infer(index, described):
-            if inferred is not None:
+            if inferred is None:
+                results.append(None)
+            else:
                 sizes, dtype = inferred
                 results.append(torch.empty(sizes, dtype=_DTYPES[dtype], device=device))
-            else:  # as the C side does: a mutating operator cannot return None
-                results.append(torch.empty(0, dtype=tensors[0].dtype, device=device) if mutating else None)
         if not outputs:
             return None
         return results[0] if len(outputs) == 1 else tuple(results)

@@ -56,9 +56,8 @@ TEST(bad_format) {
   BAD("expected '['", IN("x", "bf16 ^"), Y);
   BAD("expected '['", IN("x", "bf16 ^f16 [M]"), Y);
   BAD("expected '['", IN("x", "bf16 ^M"), Y);
-  BAD("'pair' has several buffers and cannot be an alternative", IN("x", "bf16|^pair [M, K]"), Y);
   BAD("expected '['", IN("x", "pair^|bf16 [M, K]"), Y);
-  BAD("an output has one format", X, OUT("y", "^bf16|f16 [*M, K]"));
+  BAD("an output of several dtypes needs 'by FLAG'", X, OUT("y", "^bf16|f16 [*M, K]"));
   BAD("an output is a tensor", X, OUT("y", "^int"));
   BAD("an output is a tensor", X, OUT("y", "^bits a b"));
 }
@@ -141,14 +140,14 @@ TEST(bad_modifiers) {
   BAD("a slot is '?' or 'if', not both", X, IN("z", "bf16 [M] if a ^?"), IN("f", "bits a"));
   BAD("a slot has one 'if'", X, IN("z", "bf16 [M] if a ^if b"), IN("f", "bits a b"));
   BAD("a slot has one 'if'", IN("f", "bits a b"), IN("z", "bf16 [M] if a ^if b"), X);
-  BAD("an output's only modifier is 'if FLAG'", X, OUT("y", "bf16 [*M] ^?"));
-  BAD("an output's only modifier is 'if FLAG'", X, OUT("y", "bf16 [*M] ^!"));
-  BAD("an output's only modifier is 'if FLAG'", X, OUT("y", "bf16 [*M] ^strided"));
-  BAD("an output's only modifier is 'if FLAG'", X, IN("f", "bits a"), OUT("y", "bf16 [*M] if a ^!"));
-  BAD("an output's only modifier is 'if FLAG'", X, IN("f", "bits a"), OUT("y", "bf16 [*M] if a ^strided"));
-  BAD("an output's only modifier is 'if FLAG'", X, IN("f", "bits a"), OUT("y", "bf16 [*M] if a ^?"));
-  BAD("expected a flag after 'if'", X, IN("z", "bf16 [M] if ^"), Y);
-  BAD("expected a flag after 'if'", X, IN("z", "bf16 [M] if ^?"), Y);
+  BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, OUT("y", "bf16 [*M] ^?"));
+  BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, OUT("y", "bf16 [*M] ^!"));
+  BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, OUT("y", "bf16 [*M] ^strided"));
+  BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, IN("f", "bits a"), OUT("y", "bf16 [*M] if a ^!"));
+  BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, IN("f", "bits a"), OUT("y", "bf16 [*M] if a ^strided"));
+  BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, IN("f", "bits a"), OUT("y", "bf16 [*M] if a ^?"));
+  BAD("expected a flag", X, IN("z", "bf16 [M] if ^"), Y);
+  BAD("expected a flag", X, IN("z", "bf16 [M] if ^?"), Y);
   BAD("no bits or bool slot has the flag 'c'", X, IN("z", "bf16 [M] if ^c"), IN("f", "bits a b"));
   BAD("no bits or bool slot has the flag 'f'", X, IN("z", "bf16 [M] if ^f"), IN("f", "bits a b"));
   BAD("no bits or bool slot has the flag 'n'", X, IN("z", "bf16 [M] if ^n"), IN("n", "int"));
@@ -335,14 +334,15 @@ TEST(bad_buffers) {
   BAD_FORMAT("expected a dtype", " ^[M]");
   BAD_FORMAT("unknown dtype 'q8'", "^q8 [M]");
   BAD_FORMAT("unknown dtype 'q8'", "  ^q8 [M]");
-  BAD_FORMAT("unknown dtype 'like'", "^like x [M]");
+  BAD_FORMAT("no earlier buffer is named 'x'", "like ^x [M]");
+  BAD_FORMAT("expected a buffer after 'like'", "like ^[M]");
   BAD_FORMAT("expected '['", "u8 ^");
-  BAD_FORMAT("expected '['", "u8 ^| f32 [M]");
+  BAD_FORMAT("unknown dtype 'q8'", "u8 | ^q8 [M]");
   BAD_FORMAT("unknown symbol 'N' (a format's dims may use M and K)", "f32 [M, ^N]");
   BAD_FORMAT("unknown symbol 'N' (a format's dims may use M and K)", "f32 [*^N]");
   BAD_FORMAT("unknown symbol 'x' (a format's dims may use M and K)", "f32 [ceil(K, ^x)]");
   BAD_FORMAT("expected ']'", "f32 [M^");
-  BAD_FORMAT("unexpected '?'", "f32 [M] ^?");
+  BAD_FORMAT("unexpected '?'", "f32 [M] ? ^?");
   BAD_FORMAT("unexpected 'strided'", "f32 [M] ^strided");
   BAD_FORMAT("the name is too long", "f32 [^a23456789_123456789_123456789_123456789_12345678]");
 }

@@ -78,6 +78,8 @@ typedef struct te_context te_context;
 typedef struct te_services {
   int (*fail)(te_status *status, const char *format, ...) __attribute__((format(printf, 2, 3)));
   int (*workspace)(const te_context *ctx, size_t bytes, void **out);
+  /* Gives a workspace back before the call ends; work already enqueued may still use it. */
+  void (*release)(const te_context *ctx, void *memory);
   int (*parallel_for)(const te_context *ctx, int64_t n, int64_t grain,
                       void (*range)(int64_t begin, int64_t end, void *user), void *user);
   /* CPU only: out = a b (+ bias), 2-D operands of one dtype with any strides, by PyTorch's own GEMM. */

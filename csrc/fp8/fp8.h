@@ -1,0 +1,103 @@
+/* Per-tensor FP8: what the operators ask of a backend. The operators themselves (quantize_fp8.c,
+ * linear_fp8.c) are written once over this interface; the CPU's bodies define the bits. */
+#ifndef TE_FP8_H
+#define TE_FP8_H
+
+#include "../te_matrix.h"
+#include "../te_scale.h"
+
+/* An amax in the making. Zeroed before it is used. */
+typedef struct te_amax_word {
+  float amax;
+  uint32_t done; /* parts of the tensor already seen, where several add to it */
+} te_amax_word;
+
+/* One tensor to cast. x has unit stride along its columns. */
+typedef struct te_cast {
+  te_matrix x;
+  te_dtype out;             /* TE_e4m3 or TE_e5m2 */
+  void *row;                /* rows x cols codes, contiguous, or NULL */
+  void *col;                /* cols x rows codes, contiguous, or NULL */
+  const float *scale;       /* a given scale, or NULL: from `amax` by te_current_scale() */
+  const te_amax_word *amax; /* of x, finished */
+  bool pow2;
+  float *scale_inv;     /* receives 1 / scale, or NULL */
+  te_amax_word *record; /* collects the amax on the way, or NULL */
+  float *stage;         /* with record: becomes max(*stage, amax) if the amax is finite */
+  float *col_sums;      /* sum_tiles(rows) x cols partial sums over rows of x in fp32, or NULL */
+} te_cast;
+
+#define TE_CASTS 3 /* at most, in one call */
+
+/* d = scale_a scale_b (a b^T) + bias + beta d on codes: a is m x k, b is n x k, both contiguous; d is m x n,
+ * contiguous, bf16, f16 or f32. Products are accumulated in fp32; then come the scales. All sizes positive.
+ */
+typedef struct te_fp8_gemm {
+  int64_t m, n, k;
+  const void *a, *b;
+  te_dtype a_dtype, b_dtype;
+  const float *a_scale_inv, *b_scale_inv;
+  te_matrix d;
+  const void *bias; /* n values of d's dtype, or NULL */
+  float beta;       /* 0 or 1 */
+  bool fast;        /* the tensor cores' fast accumulation, where there is such a choice */
+} te_fp8_gemm;
+
+typedef struct te_fp8_backend {
+  int (*zero)(const te_context *ctx, void *memory, size_t bytes);
+  int (*amax)(const te_context *ctx, const te_matrix *m, te_amax_word *const *out, int n);
+  int (*cast)(const te_context *ctx, const te_cast *casts, int n);
+  int (*transpose)(const te_context *ctx, const void *codes, void *out, int64_t rows, int64_t cols);
+  /* codes times scale_inv, rounded once; `out` is contiguous */
+  int (*decode)(const te_context *ctx, te_matrix codes, const float *scale_inv, void *out,
+                te_dtype out_dtype);
+  int (*gemm)(const te_context *ctx, const te_fp8_gemm *gemm);
+  int (*fill_rows)(const te_context *ctx, te_matrix out, const void *row); /* NULL: zeros */
+  int (*column_sums)(const te_context *ctx, te_matrix m, void *sums);      /* in m's dtype */
+  /* How many partial sums a cast makes of so many rows; 0: it makes none. */
+  int64_t (*sum_tiles)(int64_t rows);
+  int (*finish_sums)(const te_context *ctx, const float *partial, int64_t n, int64_t cols, void *sums,
+                     te_dtype dtype);
+  /* Zeroes `zero`, and rolls the state's history if a new region began since it was last rolled. */
+  int (*roll)(const te_context *ctx, void *state, const int32_t *region, const te_delayed *how,
+              te_amax_word *zero, int n_zero);
+} te_fp8_backend;
+
+extern const te_fp8_backend te__fp8_cpu;
+extern const te_fp8_backend te__fp8_cuda;
+
+/* Both bodies of an operator that is written over a backend. */
+#if defined(TE_WITH_CUDA)
+#define TE_FP8_BODIES(name) \
+  int te__##name##_cpu(const te_context *ctx, const te_arg *args) { return name(ctx, &te__fp8_cpu, args); } \
+  int te__##name##_cuda(const te_context *ctx, const te_arg *args) { return name(ctx, &te__fp8_cuda, args); }
+#else
+#define TE_FP8_BODIES(name) \
+  int te__##name##_cpu(const te_context *ctx, const te_arg *args) { return name(ctx, &te__fp8_cpu, args); }
+#endif
+
+/* ------------------------------------------------------------------------ shared by the operators ---- */
+
+/* x as a cast takes it: a column-major x is the transpose of a row-major one, so its copies change places. */
+te_cast te__cast_of(te_matrix x, te_dtype out, void *row, void *col, float *scale_inv);
+
+/* Casts by current scaling (where casts[i].scale is NULL): the amaxes first, then the codes. */
+int te__cast_current(const te_context *ctx, const te_fp8_backend *be, te_cast *casts, int n);
+
+/* The slots of delayed scaling as one thing. */
+typedef struct te_delayed_args {
+  void *state;
+  const int32_t *region;
+  te_delayed how;
+} te_delayed_args;
+
+int te__delayed_args(const te_context *ctx, const te_arg *state, const te_arg *region,
+                     const te_arg *new_scale, const te_arg *history_len, const te_arg *margin,
+                     bool most_recent, bool backward_is_e5m2, te_delayed_args *out);
+
+/* Makes a cast use a tensor's scale in a state, and stage its amax there if `record` is not NULL. */
+void te__cast_delayed(te_cast *cast, void *state, int tensor, te_amax_word *record);
+
+static inline bool te_flag(const te_arg *bits, int flag) { return (bits->i >> flag & 1) != 0; }
+
+#endif
