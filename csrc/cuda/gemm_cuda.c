@@ -33,7 +33,18 @@ typedef struct problem {
   } while (0)
 
 static cudaDataType_t data_type(te_dtype dtype) {
-  return dtype == TE_bf16 ? CUDA_R_16BF : dtype == TE_f16 ? CUDA_R_16F : CUDA_R_32F;
+  switch (dtype) {
+  case TE_bf16:
+    return CUDA_R_16BF;
+  case TE_f16:
+    return CUDA_R_16F;
+  case TE_e4m3:
+    return CUDA_R_8F_E4M3;
+  case TE_e5m2:
+    return CUDA_R_8F_E5M2;
+  default:
+    return CUDA_R_32F;
+  }
 }
 
 static uint8_t alignment(const void *pointer) {
@@ -62,12 +73,15 @@ static int describe(const te_context *ctx, const te_cublas *lib, const te_gemm *
   key->epilogue = g->bias       ? CUBLASLT_EPILOGUE_BIAS
                   : g->row_sums ? CUBLASLT_EPILOGUE_BGRADB
                                 : CUBLASLT_EPILOGUE_DEFAULT;
-  key->type_in = (uint8_t)data_type(g->a.dtype);
+  key->type_a = (uint8_t)data_type(g->b.dtype);
+  key->type_b = (uint8_t)data_type(g->a.dtype);
   key->type_out = (uint8_t)data_type(g->d.dtype);
   key->trans_a = !b_rows;
   key->trans_b = !a_rows;
   key->tf32 = tf32;
   key->accumulates = g->beta != 0;
+  key->fast = g->fast;
+  key->device_alpha = g->alpha_beta != NULL;
   key->align[0] = alignment(g->b.data);
   key->align[1] = alignment(g->a.data);
   key->align[2] = alignment(g->d.data);
@@ -86,6 +100,16 @@ static int make_descriptors(const te_context *ctx, const te_cublas *lib, problem
                     op_b = k->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
   SET(ctx, lib, &p->desc, CUBLASLT_MATMUL_DESC_TRANSA, op_a);
   SET(ctx, lib, &p->desc, CUBLASLT_MATMUL_DESC_TRANSB, op_b);
+  if (p->gemm->a_scale) {
+    int8_t fast = (int8_t)k->fast;
+    SET(ctx, lib, &p->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p->gemm->b_scale);
+    SET(ctx, lib, &p->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p->gemm->a_scale);
+    SET(ctx, lib, &p->desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast);
+  }
+  if (k->device_alpha) {
+    int32_t mode = CUBLASLT_POINTER_MODE_DEVICE;
+    SET(ctx, lib, &p->desc, CUBLASLT_MATMUL_DESC_POINTER_MODE, mode);
+  }
   if (p->bias) {
     cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
     cudaDataType_t type = (cudaDataType_t)k->type_out;
@@ -95,9 +119,10 @@ static int make_descriptors(const te_context *ctx, const te_cublas *lib, problem
   }
   uint64_t am = (uint64_t)(k->trans_a ? k->k : k->m), an = (uint64_t)(k->trans_a ? k->m : k->k);
   uint64_t bm = (uint64_t)(k->trans_b ? k->n : k->k), bn = (uint64_t)(k->trans_b ? k->k : k->n);
-  cudaDataType_t in = (cudaDataType_t)k->type_in, out = (cudaDataType_t)k->type_out;
-  LT_TRY(ctx, lib, cublasLtMatrixLayoutInit_internal(&p->a, sizeof p->a, in, am, an, k->lda));
-  LT_TRY(ctx, lib, cublasLtMatrixLayoutInit_internal(&p->b, sizeof p->b, in, bm, bn, k->ldb));
+  cudaDataType_t type_a = (cudaDataType_t)k->type_a, type_b = (cudaDataType_t)k->type_b,
+                 out = (cudaDataType_t)k->type_out;
+  LT_TRY(ctx, lib, cublasLtMatrixLayoutInit_internal(&p->a, sizeof p->a, type_a, am, an, k->lda));
+  LT_TRY(ctx, lib, cublasLtMatrixLayoutInit_internal(&p->b, sizeof p->b, type_b, bm, bn, k->ldb));
   LT_TRY(ctx, lib,
          cublasLtMatrixLayoutInit_internal(&p->d, sizeof p->d, out, (uint64_t)k->m, (uint64_t)k->n, k->ldd));
   return TE_OK;
@@ -108,9 +133,10 @@ static int make_descriptors(const te_context *ctx, const te_cublas *lib, problem
 static int launch(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t handle, problem *p, void *d,
                   float beta, const te_plan *plan, void *workspace) {
   const te_gemm *g = p->gemm;
-  float alpha = 1.0f;
+  float one = 1.0f;
+  const void *alpha = g->alpha_beta ? g->alpha_beta : &one, *beta_at = g->alpha_beta ? g->alpha_beta + 1 : &beta;
   cublasStatus_t status =
-      lib->cublasLtMatmul(handle, &p->desc, &alpha, g->b.data, &p->a, g->a.data, &p->b, &beta, d, &p->d, d,
+      lib->cublasLtMatmul(handle, &p->desc, alpha, g->b.data, &p->a, g->a.data, &p->b, beta_at, d, &p->d, d,
                           &p->d, &plan->algo, workspace, plan->workspace, (cudaStream_t)ctx->stream);
   if (status == CUBLAS_STATUS_SUCCESS) return TE_OK;
   /* cuBLASLt does not say why; if earlier work broke the context, the stream still does. */

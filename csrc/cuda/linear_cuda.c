@@ -26,7 +26,7 @@ static int gradient(const te_context *ctx, te_matrix a, te_matrix b, te_matrix d
   return TE_OK;
 }
 
-static int bias_gradient(const te_context *ctx, te_matrix dy, void *db) {
+int te__cuda_column_sums(const te_context *ctx, te_matrix dy, void *db) {
   void *partial;
   if (dy.cols == 0) return TE_OK;
   if (dy.rows == 0) {
@@ -74,7 +74,7 @@ int te__linear_bwd_cuda(const te_context *ctx, const te_arg *args) {
     TE_TRY(gradient(ctx, te__transposed(dy), x, dw, fused ? db : NULL, 0));
     if (fused) return TE_OK;
   }
-  return db ? bias_gradient(ctx, dy, db) : TE_OK;
+  return db ? te__cuda_column_sums(ctx, dy, db) : TE_OK;
 }
 
 int te__linear_wgrad_cuda(const te_context *ctx, const te_arg *args) {

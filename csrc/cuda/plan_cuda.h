@@ -9,9 +9,9 @@
 typedef struct te_plan_key {
   int64_t m, n, k, lda, ldb, ldd;
   int32_t device, epilogue;
-  uint8_t type_in, type_out, trans_a, trans_b, tf32, accumulates;
+  uint8_t type_a, type_b, type_out, trans_a, trans_b, tf32, accumulates, fast;
   uint8_t align[4]; /* log2 of the byte alignment of a, b, d and the bias or row sums */
-  uint8_t unused[6];
+  uint8_t device_alpha, unused[3];
 } te_plan_key;
 
 typedef struct te_plan {

@@ -53,16 +53,24 @@ int te__allows_tf32(const te_context *ctx, const te_cublas *lib, bool *out);
 
 /* -------------------------------------------------------------------------------------- GEMM ---------- */
 
-/* d = a b + beta d, accumulated in fp32; a is M x K, b is K x N, d is M x N, contiguous and row-major.
- * All sizes positive. a and b share a dtype, d may differ. */
+/* d = alpha a b + beta d, accumulated in fp32; a is M x K, b is K x N, d is M x N, contiguous and row-major.
+ * All sizes positive. a and b share a dtype (of FP8 either may be e4m3 or e5m2), d may differ. */
 typedef struct te_gemm {
   te_matrix a, b, d;
   const void *bias; /* added to every row of d: N values of d's dtype, or NULL */
   void *row_sums;   /* receives the M sums of a's rows, in d's dtype, or NULL */
   float beta;
+  /* FP8 only: device scalars that the product is multiplied by, and the accumulation of the tensor cores. a's rows and
+   * b's columns must be contiguous, 16-byte aligned and of a multiple of 16 bytes, N a multiple of 16. */
+  const float *a_scale, *b_scale;
+  bool fast;
+  const float *alpha_beta; /* two device scalars in place of alpha = 1 and `beta`, or NULL */
 } te_gemm;
 
 int te__gemm(const te_context *ctx, const te_gemm *gemm);
+
+/* Sums over rows by a kernel of our own, in m's dtype; zeros where there are no rows. */
+int te__cuda_column_sums(const te_context *ctx, te_matrix m, void *sums);
 
 typedef struct te_gemm_cache_info {
   int size, capacity;

@@ -18,11 +18,18 @@ import torch
 
 
 class Entry(NamedTuple):
-    """One backward that waits: dy ``[*M, N]``, x ``[*M, K]``, and whether main_grad is added to."""
+    """One backward that waits.
+
+    Without scales, dy ``[*M, N]`` and x ``[*M, K]`` are plain; with them, both are the column copies of
+    quantized tensors, ``[N, M]`` and ``[K, M]``.
+    """
 
     dy: torch.Tensor
+    dy_scale_inv: torch.Tensor | None
     x: torch.Tensor
-    accumulate: bool
+    x_scale_inv: torch.Tensor | None
+    accumulate: bool  # whether main_grad is added to
+    fast: bool  # accumulation, of a quantized product
 
 
 _QUEUES: dict[int, deque[Entry]] = {}
@@ -41,14 +48,32 @@ def new_token(owner: Any) -> torch.Tensor:
 
 
 @torch.library.custom_op("te_ops::defer_wgrad", mutates_args=("token",), tags=_TAGS)
-def defer_wgrad(dy: torch.Tensor, x: torch.Tensor, token: torch.Tensor, accumulate: bool) -> None:
-    """Appends copies of `dy` and `x` to the queue of `token`."""
+def defer_wgrad(
+    dy: torch.Tensor,
+    dy_scale_inv: torch.Tensor | None,
+    x: torch.Tensor,
+    x_scale_inv: torch.Tensor | None,
+    token: torch.Tensor,
+    accumulate: bool,
+    fast: bool,
+) -> None:
+    """Appends copies of the tensors to the queue of `token`."""
     token[1] += 1
-    append(Entry(dy.clone(), x.clone(), accumulate), token)
+    copies = [None if t is None else t.clone() for t in (dy, dy_scale_inv, x, x_scale_inv)]
+    _append(Entry(*copies, accumulate, fast), token)  # type: ignore[arg-type]
 
 
-def append(entry: Entry, token: torch.Tensor) -> None:
+def _append(entry: Entry, token: torch.Tensor) -> None:
     _QUEUES[int(token[0])].append(entry)
+
+
+def put(entry: Entry, token: torch.Tensor) -> None:
+    """Appends `entry` to the queue of `token`."""
+    if torch.compiler.is_compiling():
+        dy, dy_scale_inv, x, x_scale_inv, accumulate, fast = entry
+        defer_wgrad(dy, dy_scale_inv, x, x_scale_inv, token, accumulate, fast)
+    else:
+        _append(entry, token)
 
 
 def pop(token: torch.Tensor) -> Entry | None:

@@ -11,11 +11,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from . import _deferred
+from . import _deferred, _delayed
+from ._autocast import state as active
 from ._bundle import bind
+from ._linear_fp8 import DTYPES as _DTYPES
+from ._linear_fp8 import Buffers, Wgrad, WgradInto, wgrad, wgrad_into
+from ._linear_recipe import forward_fp8, plain, stage_amaxes
 from ._module import Module, default_device, refuse
+from ._seal import must_seal, seal
+from .quantized_tensor import QuantizedTensor
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,27 +74,26 @@ def _wgrad_into(main_grads: Sequence[Tensor], dy: Tensor, x: Tensor, accumulate:
         linear_wgrad(LinearWgrad(dy=part, x=x, main_grad=grad, accumulate=accumulate))
 
 
-class _NoDoubleBackward(torch.autograd.Function):
-    """Passes gradients on, and fails where they are differentiated again.
-
-    A missing second derivative must not turn into a silently missing term of a gradient penalty, so the
-    first gradients keep a link to everything they depend on.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return tuple(None if t is None else t.view_as(t) for t in tensors[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        raise RuntimeError(
-            "te_ops.Linear: double backward is not supported: its gradients cannot be differentiated again"
+def _deferred_product(entry: _deferred.Entry, dtype: torch.dtype) -> Tensor:
+    """The weight gradient of a backward that waited."""
+    if entry.x_scale_inv is None or entry.dy_scale_inv is None:
+        _, dw, _ = linear_bwd(
+            LinearBackward(dy=entry.dy, x=entry.x, w=None, need_dx=False, need_dw=True, need_db=False)
         )
+    else:
+        dy, x = Buffers(entry.dy, entry.dy_scale_inv), Buffers(entry.x, entry.x_scale_inv)
+        dw = wgrad(Wgrad(dy=dy, x=x, dw_dtype=_DTYPES.index(dtype), fast=entry.fast))
+    return cast(Tensor, dw)
 
 
-def _must_seal() -> bool:
-    """Whether gradients must be tied to `_NoDoubleBackward`: under ``create_graph=True``, in eager."""
-    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+def _deferred_into(entry: _deferred.Entry, main_grads: Sequence[Tensor]) -> None:
+    if entry.x_scale_inv is None or entry.dy_scale_inv is None:
+        _wgrad_into(main_grads, entry.dy, entry.x, entry.accumulate)
+        return
+    x, rows = Buffers(entry.x, entry.x_scale_inv), [grad.shape[0] for grad in main_grads]
+    for dy, grad in zip(entry.dy.split(rows), main_grads, strict=True):
+        part = Buffers(dy, entry.dy_scale_inv)
+        wgrad_into(WgradInto(dy=part, x=x, main_grad=grad, accumulate=entry.accumulate, fast=entry.fast))
 
 
 class _LinearFunction(torch.autograd.Function):
@@ -107,7 +111,7 @@ class _LinearFunction(torch.autograd.Function):
         x, w = ctx.saved_tensors
         need_dx, need_dw, need_db = ctx.needs_input_grad
         grads = _backward(dy, x, w, need_dx=need_dx, need_dw=need_dw, need_db=need_db)
-        return _NoDoubleBackward.apply(3, *grads, dy, x, w) if _must_seal() else grads
+        return seal(grads, dy, x, w) if must_seal() else grads
 
 
 _apply_linear = _LinearFunction.apply
@@ -145,24 +149,17 @@ class _LinearWgradElsewhere(torch.autograd.Function):
             )
         if need_dw and ctx.token is None:
             _wgrad_into(ctx.main_grads, dy, x, ctx.accumulate)
-        elif need_dw and torch.compiler.is_compiling():
-            _deferred.defer_wgrad(dy, x, ctx.token, ctx.accumulate)
         elif need_dw:
-            _deferred.append(_deferred.Entry(dy.detach(), x.detach(), ctx.accumulate), ctx.token)
-        if _must_seal():
-            dx, db = _NoDoubleBackward.apply(2, dx, db, dy, x, w)
+            _deferred.put(_deferred.Entry(dy.detach(), None, x.detach(), None, ctx.accumulate, False), ctx.token)
+        if must_seal():
+            dx, db = seal((dx, db), dy, x, w)
         return (dx, None, db, None, None, *(None for _ in ctx.main_grads))
 
 
-def _refuse_input(inp: Any, fp8_output: bool, fp8_grad: bool) -> None:
+def _refuse_input(inp: Any) -> None:
     if not isinstance(inp, Tensor):
         raise TypeError(f"te_ops.Linear: inp must be a torch.Tensor, not {type(inp).__name__}")
-    if inp.is_nested:
-        raise TypeError(
-            "te_ops.Linear: inp is a nested tensor: must be dense; use torch.nested.to_padded_tensor"
-        )
-    no_recipe = "there is no quantized recipe in this version"
-    refuse("te_ops.Linear", fp8_output=(fp8_output, False, no_recipe), fp8_grad=(fp8_grad, False, no_recipe))
+    raise TypeError("te_ops.Linear: inp is a nested tensor: must be dense; use torch.nested.to_padded_tensor")
 
 
 def _autocast(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -343,6 +340,9 @@ class Linear(Module):
             values = nn.Parameter(torch.empty(rows, dtype=dtype, device=where)) if bias else None
             self.register_parameter(bias_name, values)
         self._wgrad_token = _deferred.new_token(self) if delay_wgrad_compute else None
+        self._quantized = False
+        self._history_len = _delayed.DEFAULT_LEN
+        self.register_buffer("_fp8_state", _delayed.new_state(where), persistent=False)
         if where.type != "meta":
             self.reset_parameters()
 
@@ -426,9 +426,25 @@ class Linear(Module):
         Raises:
             RuntimeError: a wrong dtype, device, rank or size; the message names slot, value and rule.
         """
-        if not isinstance(inp, Tensor) or inp.is_nested or fp8_output or fp8_grad:
-            _refuse_input(inp, fp8_output, fp8_grad)
+        if not isinstance(inp, Tensor) or inp.is_nested:
+            _refuse_input(inp)
         weight, bias = self._joined() if self._is_split else (self.weight, self.bias)
+        if active.depth or self._quantized or type(inp) is QuantizedTensor or fp8_output or fp8_grad:
+            recipe = active.recipe
+            if recipe is not None:
+                y = forward_fp8(
+                    self, inp, weight, None if self.return_bias else bias, recipe, is_first_microbatch,
+                    fp8_output, fp8_grad,
+                )  # fmt: skip
+                return (y, bias) if self.return_bias else y
+            refuse(
+                "te_ops.Linear",
+                fp8_output=(fp8_output, False, "no recipe is active; use te_ops.autocast"),
+                fp8_grad=(fp8_grad, False, "no recipe is active; use te_ops.autocast"),
+            )
+            inp, weight = plain(inp), plain(weight)
+            if active.calibrating and active.calibration_recipe is not None:
+                stage_amaxes(self, inp, weight, active.calibration_recipe)
         # Without an argument it asks for CUDA, in half the time.
         if torch.is_autocast_enabled() if inp.is_cuda else torch.is_autocast_enabled("cpu"):
             inp, weight, bias = _autocast(inp, weight, bias)
@@ -474,14 +490,11 @@ class Linear(Module):
         entry = _deferred.pop(self._wgrad_token)
         if entry is None:
             raise RuntimeError("te_ops.Linear: backward_dw() was called, but no backward is waiting for it")
-        dy, x, accumulate = entry
         with torch.no_grad():
             if self.fuse_wgrad_accumulation:
-                _wgrad_into(self._main_grads(), dy, x, accumulate)
+                _deferred_into(entry, self._main_grads())
             else:
-                _, dw, _ = linear_bwd(
-                    LinearBackward(dy=dy, x=x, w=None, need_dx=False, need_dw=True, need_db=False)
-                )
+                dw = _deferred_product(entry, self._weight_parts()[0].dtype)
                 parts = self._weight_parts()
                 for weight, grad in zip(parts, dw.split([w.shape[0] for w in parts]), strict=True):
                     if not weight.requires_grad:

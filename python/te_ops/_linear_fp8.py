@@ -1,0 +1,305 @@
+"""`Linear` in per-tensor FP8: what a recipe asks for, as arguments of the operators, and the autograd around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _deferred
+from ._bundle import bind
+from ._seal import must_seal, seal
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # in the order of the operators' int `dtype`
+
+Quantized = tuple[Tensor, Tensor | None, Tensor]  # codes, transposed codes, scale_inv
+
+
+class Buffers(NamedTuple):
+    """The column copy alone, as backward takes it: ``[K, M]`` for a logical ``[M, K]``."""
+
+    col: Tensor
+    scale_inv: Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class Forward:
+    """x ``[*M, K]`` and w ``[N, K]``, each plain or (codes, transposed codes or None, scale_inv)."""
+
+    x: Tensor | Quantized
+    w: Tensor | Quantized
+    b: Tensor | None
+    dtype: int
+    save_x: bool
+    save_w: bool
+    pow2_x: bool
+    pow2_w: bool
+    fast: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class ForwardDelayed(Forward):
+    """And the state with its region (see `_delayed`), which is rolled and staged in."""
+
+    most_recent: bool
+    backward_e5m2: bool
+    stage: bool
+    state: Tensor
+    region: Tensor
+    new_scale: Tensor | None
+    history_len: int
+    margin: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Backward:
+    """dy ``[*M, N]``, plain or quantized; the column copies of x and w where a needed gradient uses them."""
+
+    dy: Tensor | Quantized
+    x: Buffers | None
+    w: Buffers | None
+    dtype: int
+    dw_dtype: int
+    need_dx: bool
+    need_dw: bool
+    need_db: bool
+    keep_dy: bool
+    e5m2: bool
+    pow2: bool
+    fast_dgrad: bool
+    fast_wgrad: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class BackwardDelayed(Backward):
+    stage: bool
+    state: Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class BackwardMainGrad(Backward):
+    stage: bool
+    accumulate: bool
+    state: Tensor | None
+    main_grad: Tensor | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Wgrad:
+    dy: Buffers
+    x: Buffers
+    dw_dtype: int
+    fast: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class WgradInto:
+    dy: Buffers
+    x: Buffers
+    main_grad: Tensor
+    accumulate: bool
+    fast: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Quantize:
+    x: Tensor
+    scale: Tensor | None
+    e5m2: bool
+    pow2: bool
+    want_row: bool
+    want_col: bool
+    want_amax: bool
+    want_sums: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class QuantizeDelayed:
+    x: Tensor
+    state: Tensor
+    region: Tensor
+    new_scale: Tensor | None
+    history_len: int
+    margin: int
+    tensor: int
+    e5m2: bool
+    want_row: bool
+    want_col: bool
+    most_recent: bool
+    backward_e5m2: bool
+    stage: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Calibrate:
+    x: Tensor
+    w: Tensor
+    state: Tensor
+    region: Tensor
+    new_scale: Tensor | None
+    history_len: int
+    margin: int
+    most_recent: bool
+    backward_e5m2: bool
+
+
+forward = bind("te_ops::linear_fp8_fwd", Forward).direct
+forward_delayed = bind("te_ops::linear_fp8_fwd_delayed", ForwardDelayed).direct
+backward = bind("te_ops::linear_fp8_bwd", Backward).direct
+backward_delayed = bind("te_ops::linear_fp8_bwd_delayed", BackwardDelayed).direct
+backward_main_grad = bind("te_ops::linear_fp8_bwd_main_grad", BackwardMainGrad).direct
+wgrad = bind("te_ops::linear_fp8_wgrad", Wgrad)
+wgrad_into = bind("te_ops::linear_fp8_wgrad_into", WgradInto)
+quantize = bind("te_ops::quantize", Quantize)
+quantize_delayed = bind("te_ops::quantize_delayed", QuantizeDelayed).direct
+calibrate = bind("te_ops::linear_calibrate", Calibrate).direct
+
+
+class Options(NamedTuple):
+    """What a recipe and a call ask of the operators. Plain values only: compiled code guards on them."""
+
+    delayed: bool
+    e5m2: bool  # the format of gradients
+    pow2_x: bool
+    pow2_w: bool
+    pow2_dy: bool
+    fast_fprop: bool
+    fast_dgrad: bool
+    fast_wgrad: bool
+    most_recent: bool
+    history_len: int
+    margin: int
+    stage: bool
+    dtype: int  # of activations
+    dw_dtype: int
+    save_original: bool
+    accumulate: bool
+
+
+def operand(t: Tensor, row: Tensor | None, col: Tensor | None, scale_inv: Tensor | None) -> Any:
+    return t if row is None else (row, col, scale_inv)
+
+
+def run_forward(
+    x: Any,
+    w: Any,
+    b: Tensor | None,
+    state: Tensor | None,
+    region: Tensor | None,
+    new_scale: Tensor | None,
+    o: Options,
+    save_x: bool,
+    save_w: bool,
+) -> Any:
+    """(y, column copy of x, column copy of w); the copies are None where not wanted."""
+    if not o.delayed:
+        return forward(x, w, b, o.dtype, save_x, save_w, o.pow2_x, o.pow2_w, o.fast_fprop)
+    return forward_delayed(
+        x, w, b, o.dtype, save_x, save_w, o.pow2_x, o.pow2_w, o.fast_fprop, o.most_recent, o.e5m2, o.stage,
+        state, region, new_scale, o.history_len, o.margin,
+    )  # fmt: skip
+
+
+class LinearFP8(torch.autograd.Function):
+    """One layer in FP8. Arguments: x, w, b for autograd; the buffers of what is quantized already; the rest."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        x_row: Tensor | None,
+        x_col: Tensor | None,
+        x_scale_inv: Tensor | None,
+        w_row: Tensor | None,
+        w_col: Tensor | None,
+        w_scale_inv: Tensor | None,
+        state: Tensor | None,
+        region: Tensor | None,
+        new_scale: Tensor | None,
+        token: Tensor | None,
+        o: Options,
+        *main_grads: Tensor,
+    ) -> Tensor:
+        need_dx, need_dw = ctx.needs_input_grad[:2]
+        original = need_dw and o.save_original and x_row is None
+        save_x = need_dw and x_col is None and not original
+        save_w = need_dx and w_col is None
+        y, xq, wq = run_forward(
+            operand(x, x_row, x_col, x_scale_inv), operand(w, w_row, w_col, w_scale_inv), b,
+            state, region, new_scale, o, save_x, save_w,
+        )  # fmt: skip
+        if save_x:
+            x_col, x_scale_inv = xq
+        if save_w:
+            w_col, w_scale_inv = wq
+        ctx.save_for_backward(
+            x if original else x_col if need_dw else None,
+            x_scale_inv if need_dw and not original else None,
+            w_col if need_dx else None,
+            w_scale_inv if need_dx else None,
+        )
+        ctx.original = original
+        ctx.state = state
+        ctx.token = token
+        ctx.options = o
+        ctx.main_grads = main_grads
+        result: Tensor = y
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:  # type: ignore[override]
+        x_col, x_scale_inv, w_col, w_scale_inv = ctx.saved_tensors
+        o: Options = ctx.options
+        need_dx, need_dw, need_db = ctx.needs_input_grad[:3]
+        if ctx.original:
+            saved = x_col
+            x_col, x_scale_inv = _column_copy(saved, o.pow2_x)
+        x = Buffers(x_col, x_scale_inv) if need_dw else None
+        w = Buffers(w_col, w_scale_inv) if need_dx else None
+        g = dy.te_buffers() if hasattr(dy, "te_buffers") else dy
+        defer = need_dw and ctx.token is not None
+        state = ctx.state if o.delayed else None
+        dw = dyq = None
+        if need_dw and len(ctx.main_grads) == 1 and not defer:
+            dx, db = backward_main_grad(
+                g, x, w, o.dtype, o.dw_dtype, need_dx, need_dw, need_db, False, o.e5m2, o.pow2_dy, o.fast_dgrad,
+                o.fast_wgrad, o.stage, o.accumulate, state, ctx.main_grads[0],
+            )  # fmt: skip
+        else:
+            wants_dw = need_dw and not defer
+            dw_dtype = 2 if ctx.main_grads else o.dw_dtype
+            args = (
+                g, x if wants_dw else None, w, o.dtype, dw_dtype, need_dx, wants_dw, need_db, defer, o.e5m2,
+                o.pow2_dy, o.fast_dgrad, o.fast_wgrad,
+            )  # fmt: skip
+            dx, dw, db, dyq = backward(*args) if state is None else backward_delayed(*args, o.stage, state)
+        if defer:
+            _deferred.put(_deferred.Entry(*dyq, *x, o.accumulate, o.fast_wgrad), ctx.token)
+        if dw is not None and ctx.main_grads:
+            _spread(dw, ctx.main_grads, o.accumulate)
+            dw = None
+        grads = (dx, dw, db)
+        if must_seal():
+            grads = seal(grads, dy, x_col, w_col)
+        return (*grads, *(None for _ in range(11)), *(None for _ in ctx.main_grads))
+
+
+def _column_copy(x: Tensor, pow2: bool) -> Buffers:
+    q, _, _ = quantize(
+        Quantize(
+            x=x, scale=None, e5m2=False, pow2=pow2, want_row=False, want_col=True, want_amax=False, want_sums=False
+        )
+    )
+    return Buffers(q.col, q.scale_inv)
+
+
+def _spread(dw: Tensor, main_grads: tuple[Tensor, ...], accumulate: bool) -> None:
+    for part, grad in zip(dw.split([g.shape[0] for g in main_grads]), main_grads, strict=True):
+        if accumulate:
+            grad.add_(part)
+        else:
+            grad.copy_(part)

@@ -1,0 +1,180 @@
+"""`Linear.forward` where a recipe is active or something is quantized: from modules and recipes to operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import _delayed
+from ._autocast import region
+from ._autocast import state as active
+from ._linear_fp8 import (
+    DTYPES,
+    LinearFP8,
+    Options,
+    Quantize,
+    calibrate,
+    operand,
+    quantize,
+    quantize_delayed,
+    run_forward,
+)
+from .quantized_tensor import QuantizedTensor
+from .recipe import Format, Recipe
+
+if TYPE_CHECKING:
+    from .linear import Linear
+
+_Y, _DX = 2, 4  # tensors of a delayed-scaling state
+
+
+def _options(recipe: Any, module: Linear, dtype: torch.dtype, dw_dtype: torch.dtype, accumulate: bool) -> Options:
+    delayed = recipe.delayed()
+    stage = torch.is_grad_enabled() or active.calibrating
+    common = (recipe.fp8_format == Format.HYBRID,)
+    if delayed:
+        pow2 = (False, False, False)
+        fast = (True, False, False)  # Transformer Engine's choice: split accumulation in backward
+        history = (recipe.amax_compute_algo == "most_recent", recipe.amax_history_len, recipe.margin)
+    else:
+        pow2 = recipe.power_2_scales()
+        fast = (
+            not recipe.fp8_gemm_fprop.use_split_accumulator,
+            not recipe.fp8_gemm_dgrad.use_split_accumulator,
+            not recipe.fp8_gemm_wgrad.use_split_accumulator,
+        )
+        history = (False, 1, 0)
+    original = module.save_original_input and not delayed
+    return Options(
+        delayed, *common, *pow2, *fast, *history, stage, DTYPES.index(dtype), DTYPES.index(dw_dtype), original,
+        accumulate,
+    )  # fmt: skip
+
+
+def _state(module: Linear, recipe: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """State, region counter and scales by a user's function; all None without delayed scaling."""
+    if not recipe.delayed():
+        return None, None, None
+    if module._history_len != recipe.amax_history_len:
+        module._fp8_state = _delayed.resize(module._fp8_state, module._history_len, recipe.amax_history_len)
+        module._history_len = recipe.amax_history_len
+    state = module._fp8_state
+    return state, region(state.device), _delayed.computed_scales(state, recipe)
+
+
+class _Dequantize(torch.autograd.Function):
+    """A quantized tensor in its nominal dtype; gradients pass."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Any) -> Tensor:  # type: ignore[override]
+        result: Tensor = t.dequantize()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
+        return dy
+
+
+class _QuantizeOutput(torch.autograd.Function):
+    """y as codes; its gradient passes, as if nothing had been rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, state: Any, region_: Any, new_scale: Any, o: Options) -> Any:  # type: ignore[override]
+        return _quantized(y, state, region_, new_scale, o, _Y, False, o.pow2_x, o.stage)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:  # type: ignore[override]
+        return dy, None, None, None, None
+
+
+class _QuantizeGradient(torch.autograd.Function):
+    """x, whose gradient leaves as codes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, state: Any, region_: Any, new_scale: Any, o: Options) -> Tensor:  # type: ignore[override]
+        ctx.state, ctx.options = (state, region_, new_scale), o
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> Any:  # type: ignore[override]
+        o = ctx.options
+        return _quantized(dx, *ctx.state, o, _DX, o.e5m2, o.pow2_dy, o.stage), None, None, None, None
+
+
+def _quantized(
+    x: Tensor, state: Any, region_: Any, new_scale: Any, o: Options, tensor: int, e5m2: bool, pow2: bool, stage: bool
+) -> QuantizedTensor:
+    if o.delayed:
+        q = quantize_delayed(
+            x, state, region_, new_scale, o.history_len, o.margin, tensor, e5m2, True, False, o.most_recent, o.e5m2,
+            stage,
+        )  # fmt: skip
+    else:
+        q, _, _ = quantize(
+            Quantize(x=x, scale=None, e5m2=e5m2, pow2=pow2, want_row=True, want_col=False, want_amax=False,
+                     want_sums=False)
+        )  # fmt: skip
+    return QuantizedTensor(q.row, None, q.scale_inv, dtype=x.dtype, pow2=pow2)
+
+
+def _buffers(t: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if not isinstance(t, QuantizedTensor):
+        return None, None, None
+    return t.te_buffers()  # type: ignore[no-any-return]
+
+
+def _activation_dtype(inp: Tensor) -> torch.dtype:
+    if torch.is_autocast_enabled(inp.device.type):
+        return torch.get_autocast_dtype(inp.device.type)
+    return inp.dtype
+
+
+def plain(t: Any) -> Any:
+    return _Dequantize.apply(t) if isinstance(t, QuantizedTensor) else t
+
+
+def stage_amaxes(module: Linear, inp: Tensor, weight: Tensor, recipe: Recipe) -> None:
+    """Calibration: what this call would quantize, as amaxes in the state of delayed scaling."""
+    if not recipe.delayed():
+        return
+    state, region_, new_scale = _state(module, recipe)
+    o = _options(recipe, module, DTYPES[0], DTYPES[0], False)
+    with torch.no_grad():
+        calibrate(inp.detach(), weight.detach(), state, region_, new_scale, o.history_len, o.margin, o.most_recent,
+                  o.e5m2)  # fmt: skip
+
+
+def forward_fp8(
+    module: Linear,
+    inp: Any,
+    weight: Any,
+    bias: Tensor | None,
+    recipe: Recipe,
+    is_first_microbatch: bool | None,
+    fp8_output: bool,
+    fp8_grad: bool,
+) -> Any:
+    """y of one layer under a per-tensor FP8 recipe."""
+    dtype = _activation_dtype(inp)
+    if not isinstance(inp, QuantizedTensor):
+        inp = inp.to(dtype)
+    b = None if bias is None else bias.to(dtype)
+    state, region_, new_scale = _state(module, recipe)
+    o = _options(recipe, module, dtype, weight.dtype, is_first_microbatch is not True)
+    x_parts, w_parts = _buffers(inp), _buffers(weight)
+    if not torch.is_grad_enabled():
+        y, _, _ = run_forward(
+            operand(inp, *x_parts), operand(weight, *w_parts), b, state, region_, new_scale, o, False, False
+        )
+        return _quantized(y, state, region_, new_scale, o, _Y, False, o.pow2_x, o.stage) if fp8_output else y
+    if fp8_grad:
+        inp = _QuantizeGradient.apply(inp, state, region_, new_scale, o)
+    token = module._wgrad_token
+    fused = module.fuse_wgrad_accumulation and token is None and weight.requires_grad
+    main_grads = module._main_grads() if fused else ()
+    y = LinearFP8.apply(
+        inp, weight, b, *x_parts, *w_parts, state, region_, new_scale, token, o, *main_grads
+    )
+    return _QuantizeOutput.apply(y, state, region_, new_scale, o) if fp8_output else y
