@@ -82,8 +82,13 @@ def host_time(
     return _paired(samples)
 
 
-def device_time(ours: Candidate, baseline: Candidate, rounds: int = 41) -> tuple[float, float, float]:
-    """Milliseconds on the GPU, between events; a sleep before them hides the host."""
+def device_time(
+    ours: Candidate, baseline: Candidate, rounds: int = 41, before: Candidate | None = None
+) -> tuple[float, float, float]:
+    """Milliseconds on the GPU, between events; a sleep before them hides the host.
+
+    `before` runs, untimed, ahead of each: to empty the cache, say.
+    """
     samples: list[list[float]] = [[], []]
     for f in (ours, baseline):
         for _ in range(3):
@@ -91,6 +96,8 @@ def device_time(ours: Candidate, baseline: Candidate, rounds: int = 41) -> tuple
     for i in range(rounds):
         for which in ((0, 1), (1, 0))[i % 2]:
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            if before is not None:
+                before()
             torch.cuda.synchronize()
             torch.cuda._sleep(1_000_000)
             start.record()

@@ -1,5 +1,6 @@
-/* Per-tensor FP8 on CUDA: kernels of our own for codes and scales, cuBLASLt for products. Tensor cores from compute
- * capability 8.9 on multiply the codes; older GPUs multiply their values in bf16, which holds them exactly. */
+/* Per-tensor FP8 on CUDA: kernels of our own for codes and scales, cuBLASLt for products. Tensor cores from
+ * compute capability 8.9 on multiply the codes; older GPUs multiply their values in bf16, which holds them
+ * exactly. */
 #include "../fp8/fp8.h"
 
 #include "../kernels/te_quantize.h"
@@ -31,7 +32,8 @@ static int transpose(const te_context *ctx, const void *codes, void *out, int64_
   return TE_OK;
 }
 
-static int decode(const te_context *ctx, te_matrix codes, const float *scale_inv, void *out, te_dtype out_dtype) {
+static int decode(const te_context *ctx, te_matrix codes, const float *scale_inv, void *out,
+                  te_dtype out_dtype) {
   TE_CUDA_TRY(ctx, te__decode(&codes, scale_inv, out, out_dtype, ctx->stream));
   return TE_OK;
 }
@@ -62,10 +64,10 @@ static int has_fp8_cores(const te_context *ctx, bool *out) {
   return TE_OK;
 }
 
-/* An operand as tensor cores take it: its own memory where rows are aligned and there are enough of them, else a copy
- * with zeros around. */
-static int aligned_codes(const te_context *ctx, const void *codes, int64_t rows, int64_t cols, int64_t out_rows,
-                         const void **out) {
+/* An operand as tensor cores take it: its own memory where rows are aligned and there are enough of them,
+ * else a copy with zeros around. */
+static int aligned_codes(const te_context *ctx, const void *codes, int64_t rows, int64_t cols,
+                         int64_t out_rows, const void **out) {
   int64_t out_cols = (cols + 15) / 16 * 16;
   void *copy;
   *out = codes;
@@ -76,10 +78,11 @@ static int aligned_codes(const te_context *ctx, const void *codes, int64_t rows,
   return TE_OK;
 }
 
-static int copy_2d(const te_context *ctx, void *to, int64_t to_cols, const void *from, int64_t from_cols, int64_t rows,
-                   int64_t cols, size_t size) {
-  TE_CUDA_TRY(ctx, cudaMemcpy2DAsync(to, (size_t)to_cols * size, from, (size_t)from_cols * size, (size_t)cols * size,
-                                     (size_t)rows, cudaMemcpyDeviceToDevice, ctx->stream));
+static int copy_2d(const te_context *ctx, void *to, int64_t to_cols, const void *from, int64_t from_cols,
+                   int64_t rows, int64_t cols, size_t size) {
+  TE_CUDA_TRY(ctx,
+              cudaMemcpy2DAsync(to, (size_t)to_cols * size, from, (size_t)from_cols * size,
+                                (size_t)cols * size, (size_t)rows, cudaMemcpyDeviceToDevice, ctx->stream));
   return TE_OK;
 }
 
@@ -129,12 +132,8 @@ static int emulated_gemm(const te_context *ctx, const te_fp8_gemm *g) {
   TE_TRY(values_of(ctx, g->b, g->b_dtype, g->n, g->k, &b));
   TE_TRY(workspace(ctx, 2 * sizeof(float), &alpha_beta));
   TE_CUDA_TRY(ctx, te__alpha_beta(g->a_scale_inv, g->b_scale_inv, g->beta, alpha_beta, ctx->stream));
-  te_gemm gemm = {.a = a,
-                  .b = te__transposed(b),
-                  .d = g->d,
-                  .bias = g->bias,
-                  .beta = g->beta,
-                  .alpha_beta = alpha_beta};
+  te_gemm gemm = {
+      .a = a, .b = te__transposed(b), .d = g->d, .bias = g->bias, .beta = g->beta, .alpha_beta = alpha_beta};
   TE_TRY(te__gemm(ctx, &gemm));
   ctx->services->release(ctx, a.data);
   ctx->services->release(ctx, b.data);
@@ -143,7 +142,7 @@ static int emulated_gemm(const te_context *ctx, const te_fp8_gemm *g) {
 
 static int gemm(const te_context *ctx, const te_fp8_gemm *gemm_) {
   te_fp8_gemm g = *gemm_;
-  bool native;
+  bool native = false;
   TE_TRY(has_fp8_cores(ctx, &native));
   if (g.bias && g.d.dtype == TE_f32) { /* no such epilogue: the bias is what is added to */
     TE_TRY(fill_rows(ctx, g.d, g.bias));
@@ -154,4 +153,5 @@ static int gemm(const te_context *ctx, const te_fp8_gemm *gemm_) {
 }
 
 const te_fp8_backend te__fp8_cuda = {
-    zero, amax, cast, transpose, decode, gemm, fill_rows, te__cuda_column_sums, te__cast_row_tiles, finish_sums, roll};
+    zero,        amax, cast, transpose, decode, gemm, fill_rows, te__cuda_column_sums, te__cast_row_tiles,
+    finish_sums, roll};

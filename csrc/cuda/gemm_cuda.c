@@ -134,7 +134,8 @@ static int launch(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t 
                   float beta, const te_plan *plan, void *workspace) {
   const te_gemm *g = p->gemm;
   float one = 1.0f;
-  const void *alpha = g->alpha_beta ? g->alpha_beta : &one, *beta_at = g->alpha_beta ? g->alpha_beta + 1 : &beta;
+  const void *alpha = g->alpha_beta ? g->alpha_beta : &one,
+             *beta_at = g->alpha_beta ? g->alpha_beta + 1 : &beta;
   cublasStatus_t status =
       lib->cublasLtMatmul(handle, &p->desc, alpha, g->b.data, &p->a, g->a.data, &p->b, beta_at, d, &p->d, d,
                           &p->d, &plan->algo, workspace, plan->workspace, (cudaStream_t)ctx->stream);

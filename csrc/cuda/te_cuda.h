@@ -60,8 +60,9 @@ typedef struct te_gemm {
   const void *bias; /* added to every row of d: N values of d's dtype, or NULL */
   void *row_sums;   /* receives the M sums of a's rows, in d's dtype, or NULL */
   float beta;
-  /* FP8 only: device scalars that the product is multiplied by, and the accumulation of the tensor cores. a's rows and
-   * b's columns must be contiguous, 16-byte aligned and of a multiple of 16 bytes, N a multiple of 16. */
+  /* FP8 only: device scalars that the product is multiplied by, and the accumulation of the tensor cores. a's
+   * rows and b's columns must be contiguous, 16-byte aligned and of a multiple of 16 bytes, N a multiple
+   * of 16. */
   const float *a_scale, *b_scale;
   bool fast;
   const float *alpha_beta; /* two device scalars in place of alpha = 1 and `beta`, or NULL */

@@ -139,3 +139,21 @@ extern "C" cudaError_t te__column_sums(const te_matrix *m, void *sums, float *pa
     return cudaErrorInvalidValue;
   }
 }
+
+template <te_dtype DTYPE>
+static cudaError_t finish(const float *partial, int64_t n, int64_t cols, void *sums, cudaStream_t stream) {
+  sum_partials<DTYPE><<<(unsigned)((cols + 127) / 128), 128, 0, stream>>>(partial, n, cols, sums);
+  return cudaGetLastError();
+}
+
+extern "C" cudaError_t te__finish_column_sums(const float *partial, int64_t n, int64_t cols, void *sums,
+                                              te_dtype dtype, cudaStream_t stream) {
+  switch (dtype) {
+  case TE_bf16:
+    return finish<TE_bf16>(partial, n, cols, sums, stream);
+  case TE_f16:
+    return finish<TE_f16>(partial, n, cols, sums, stream);
+  default:
+    return finish<TE_f32>(partial, n, cols, sums, stream);
+  }
+}

@@ -15,6 +15,10 @@ extern "C" {
 size_t te__column_sums_workspace(int64_t rows, int64_t cols);
 cudaError_t te__column_sums(const te_matrix *m, void *sums, float *partial, cudaStream_t stream);
 
+/* sums[c] = the sum over i of partial[i][c], in a fixed order. */
+cudaError_t te__finish_column_sums(const float *partial, int64_t n, int64_t cols, void *sums, te_dtype dtype,
+                                   cudaStream_t stream);
+
 /* Every row of `out` (elements of `size` bytes, contiguous) becomes `row`, or zero if that is NULL. */
 cudaError_t te__fill_rows(void *out, const void *row, int64_t rows, int64_t cols, size_t size,
                           cudaStream_t stream);

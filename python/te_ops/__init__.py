@@ -2,9 +2,25 @@
 
 import torch as _torch  # noqa: F401  (loads the libraries in which the extension looks up its functions)
 
+from . import recipe
+from ._autocast import autocast, fp8_autocast, is_fp8_available
 from ._gemm import gemm_cache_info, set_gemm_autotune
 from ._info import __version__, info
 from ._ops import load_table
 from .linear import Linear
+from .quantized_tensor import QuantizedTensor, quantize
 
-__all__ = ["Linear", "__version__", "gemm_cache_info", "info", "load_table", "set_gemm_autotune"]
+__all__ = [
+    "Linear",
+    "QuantizedTensor",
+    "__version__",
+    "autocast",
+    "fp8_autocast",
+    "gemm_cache_info",
+    "info",
+    "is_fp8_available",
+    "load_table",
+    "quantize",
+    "recipe",
+    "set_gemm_autotune",
+]

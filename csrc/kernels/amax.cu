@@ -1,0 +1,97 @@
+/* The largest absolute value that is not NaN. Floor: one read. */
+#include "fp8_device.cuh"
+
+#define THREADS 256
+#define WARPS (THREADS / 32)
+#define VECTORS 8        /* loads in flight, for each thread */
+#define MOST_BLOCKS 2112 /* several for each multiprocessor of the largest GPUs */
+
+struct job {
+  te_matrix m;
+  te_amax_word *out;
+  int64_t first_block, blocks, vectors; /* of 16 bytes, or single elements */
+};
+
+struct jobs {
+  job at[TE_CASTS];
+  int n;
+};
+
+/* DENSE: whole 16-byte vectors without gaps between rows. Else element by element. */
+template <te_dtype IN, bool DENSE>
+__global__ void __launch_bounds__(THREADS) amax_kernel(const __grid_constant__ jobs work) {
+  typedef typename element<IN>::type T;
+  constexpr int wide = DENSE ? 16 / sizeof(T) : 1;
+  struct alignas(sizeof(T) * wide) vec {
+    T v[wide];
+  };
+  int which = 0;
+  while (which + 1 < work.n && blockIdx.x >= work.at[which + 1].first_block) which++;
+  const job &j = work.at[which];
+  int64_t block = (int64_t)blockIdx.x - j.first_block, step = j.blocks * THREADS;
+  float amax = 0;
+  for (int64_t i = block * THREADS + threadIdx.x; i < j.vectors; i += step * VECTORS) {
+    vec in[VECTORS];
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+      int64_t at = i + k * step;
+#pragma unroll
+      for (int v = 0; v < wide; v++) in[k].v[v] = (T)0;
+      if (at >= j.vectors) continue;
+      if constexpr (DENSE)
+        in[k] = ((const vec *)j.m.data)[at];
+      else
+        in[k] = ((const vec *)j.m.data)[at / j.m.cols * j.m.row_stride + at % j.m.cols];
+    }
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++)
+#pragma unroll
+      for (int v = 0; v < wide; v++) amax = amax_of(amax, to_f32<IN>(in[k].v[v]));
+  }
+  amax = block_max<WARPS>(amax);
+  if (threadIdx.x == 0) atomic_amax(&j.out->amax, amax);
+}
+
+static bool is_dense(const te_matrix *m) {
+  int64_t size = m->dtype == TE_f32 ? 4 : 2;
+  return m->row_stride == m->cols && m->rows * m->cols * size % 16 == 0 && (uintptr_t)m->data % 16 == 0;
+}
+
+template <te_dtype IN> static void launch(const jobs &work, int64_t blocks, bool dense, cudaStream_t stream) {
+  if (dense)
+    amax_kernel<IN, true><<<(unsigned)blocks, THREADS, 0, stream>>>(work);
+  else
+    amax_kernel<IN, false><<<(unsigned)blocks, THREADS, 0, stream>>>(work);
+}
+
+extern "C" cudaError_t te__amax_words(const te_matrix *m, te_amax_word *const *out, int n,
+                                      cudaStream_t stream) {
+  for (int i = 0; i < n;) {
+    jobs work = {};
+    int64_t blocks = 0;
+    te_dtype dtype = m[i].dtype;
+    bool dense = is_dense(&m[i]);
+    for (; i < n && m[i].dtype == dtype && is_dense(&m[i]) == dense; i++) {
+      if (te__is_empty(&m[i])) continue;
+      job *j = &work.at[work.n++];
+      int64_t per_block = THREADS * VECTORS, wide = dense ? 16 / (dtype == TE_f32 ? 4 : 2) : 1;
+      j->m = m[i];
+      j->out = out[i];
+      j->vectors = m[i].rows * m[i].cols / wide;
+      j->blocks = (j->vectors + per_block - 1) / per_block;
+      if (j->blocks > MOST_BLOCKS) j->blocks = MOST_BLOCKS;
+      j->first_block = blocks;
+      blocks += j->blocks;
+    }
+    if (blocks == 0) continue;
+    if (dtype == TE_bf16)
+      launch<TE_bf16>(work, blocks, dense, stream);
+    else if (dtype == TE_f16)
+      launch<TE_f16>(work, blocks, dense, stream);
+    else
+      launch<TE_f32>(work, blocks, dense, stream);
+    cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}

@@ -1,0 +1,351 @@
+/* Casts to FP8: codes, transposed codes, amax and sums over rows in one pass over the tensor.
+ *
+ * Floor: the element size to read, and one byte to write for each copy that is wanted. A block makes a tile
+ * of 128 x 128, so that rows of both copies are written in whole 128-byte lines. */
+#include "fp8_device.cuh"
+
+#define TILE 128
+#define THREADS 256
+#define WARPS (THREADS / 32)
+#define SUB 8 /* a thread owns 8 x 8 elements of an aligned tile */
+
+struct job {
+  te_cast cast;
+  int64_t first_block, tiles_across, tiles;
+};
+
+struct jobs {
+  job at[TE_CASTS];
+  int n;
+};
+
+/* ------------------------------------------------------------------------------------- what both share
+ * ------ */
+
+struct place {
+  const job *j;
+  int64_t tile, row, col; /* of the tile's corner */
+  float scale;
+};
+
+__device__ __forceinline__ place find_place(const jobs &work) {
+  int which = 0;
+  while (which + 1 < work.n && blockIdx.x >= work.at[which + 1].first_block) which++;
+  const job *j = &work.at[which];
+  place p = {j, (int64_t)blockIdx.x - j->first_block, 0, 0, 1.0f};
+  /* The amax pass went forwards just before: what it read last is still in L2. */
+  if (j->cast.amax) p.tile = j->tiles - 1 - p.tile;
+  p.row = p.tile / j->tiles_across * TILE;
+  p.col = p.tile % j->tiles_across * TILE;
+  return p;
+}
+
+__device__ __forceinline__ float scale_of(const te_cast &c) {
+  return c.scale ? *c.scale : te_current_scale(c.amax->amax, te_fp8_max(c.out), c.pow2);
+}
+
+__device__ __forceinline__ void finish(const place &p, float amax) {
+  const te_cast &c = p.j->cast;
+  if (threadIdx.x == 0 && p.tile == 0 && c.scale_inv) *c.scale_inv = 1.0f / p.scale;
+  if (!c.record) return;
+  amax = block_max<WARPS>(amax);
+  if (threadIdx.x != 0) return;
+  atomic_amax(&c.record->amax, amax);
+  if (!c.stage) return;
+  __threadfence();
+  if (atomicAdd(&c.record->done, 1u) + 1 != (uint32_t)p.j->tiles) return;
+  float whole =
+      __int_as_float(atomicMax((int *)&c.record->amax, 0)); /* an atomic read: other blocks wrote it */
+  if (te_is_finite(whole) && whole > *c.stage) *c.stage = whole;
+}
+
+/* Adds up the sums of the block's warps: `sums` has 128 columns for each. */
+__device__ __forceinline__ void store_sums(const place &p, float (*sums)[TILE]) {
+  const te_cast &c = p.j->cast;
+  int col = threadIdx.x;
+  if (col >= TILE || p.col + col >= c.x.cols) return;
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) sum += sums[w][col];
+  c.col_sums[p.row / TILE * c.x.cols + p.col + col] = sum;
+}
+
+/* -------------------------------------------------------------------------------------- aligned tiles ------
+ */
+
+/* 8 elements of one row as fp32; VALUES = false: the codes themselves. */
+template <te_dtype IN> struct line {
+  typedef typename element<IN>::type T;
+  struct alignas(sizeof(T) * SUB <= 16 ? sizeof(T) * SUB : 16) type {
+    T v[SUB];
+  };
+};
+
+/* The 4 x 4 bytes of four words, transposed. */
+__device__ __forceinline__ void transpose4(uint32_t a, uint32_t b, uint32_t c, uint32_t d,
+                                           uint32_t (&out)[4]) {
+  uint32_t ab_low = __byte_perm(a, b, 0x5140), cd_low = __byte_perm(c, d, 0x5140);
+  uint32_t ab_high = __byte_perm(a, b, 0x7362), cd_high = __byte_perm(c, d, 0x7362);
+  out[0] = __byte_perm(ab_low, cd_low, 0x5410);
+  out[1] = __byte_perm(ab_low, cd_low, 0x7632);
+  out[2] = __byte_perm(ab_high, cd_high, 0x5410);
+  out[3] = __byte_perm(ab_high, cd_high, 0x7632);
+}
+
+/* Through shared memory, so that each column of the tile leaves as one 128-byte line. Eight codes of a column
+ * are one unit; units are spread by exclusive or, so that neither the writes nor the reads meet in a bank. */
+__device__ __forceinline__ void store_columns(const place &p, const uint2 (&codes)[SUB], int row_group,
+                                              int col_group, uint2 (*units)[TILE / SUB]) {
+  const te_cast &c = p.j->cast;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    uint32_t top[4], bottom[4];
+    if (half == 0) {
+      transpose4(codes[0].x, codes[1].x, codes[2].x, codes[3].x, top);
+      transpose4(codes[4].x, codes[5].x, codes[6].x, codes[7].x, bottom);
+    } else {
+      transpose4(codes[0].y, codes[1].y, codes[2].y, codes[3].y, top);
+      transpose4(codes[4].y, codes[5].y, codes[6].y, codes[7].y, bottom);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      units[col_group * SUB + half * 4 + i][row_group ^ col_group] = make_uint2(top[i], bottom[i]);
+  }
+  __syncthreads();
+  int piece = threadIdx.x % 8; /* 16 codes of a column */
+  int64_t row = p.row + piece * 16;
+#pragma unroll
+  for (int i = 0; i < TILE / (THREADS / 8); i++) {
+    int col = i * (THREADS / 8) + threadIdx.x / 8, group = col / SUB;
+    uint4 v = *(const uint4 *)&units[col][(2 * piece ^ group) & ~1];
+    if (group & 1) v = make_uint4(v.z, v.w, v.x, v.y);
+    if (p.col + col < c.x.cols && row < c.x.rows)
+      *(uint4 *)((uint8_t *)c.col + (p.col + col) * c.x.rows + row) = v;
+  }
+}
+
+template <te_dtype IN, bool E5M2>
+__global__ void __launch_bounds__(THREADS, IN == TE_f32 ? 2 : 4)
+    cast_aligned(const __grid_constant__ jobs work) {
+  typedef typename element<IN>::type T;
+  typedef typename line<IN>::type row_of_8;
+  __shared__ alignas(16) uint2 units[TILE][TILE / SUB];
+  __shared__ float sums[WARPS][TILE];
+  place p = find_place(work);
+  const te_cast &c = p.j->cast;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int col_group = lane % 16, row_group = warp * 2 + lane / 16;
+  int64_t row = p.row + row_group * SUB, col = p.col + col_group * SUB;
+  const T *from = (const T *)c.x.data + row * c.x.row_stride + col;
+  row_of_8 in[SUB];
+  bool inside = col < c.x.cols;
+#pragma unroll
+  for (int i = 0; i < SUB; i++) {
+#pragma unroll
+    for (int v = 0; v < SUB; v++) in[i].v[v] = (T)0;
+    if (inside && row + i < c.x.rows) in[i] = *(const row_of_8 *)(from + i * c.x.row_stride);
+  }
+  if constexpr (IN != TE_e4m3) p.scale = scale_of(c);
+  uint2 codes[SUB];
+  float amax = 0, sum[SUB] = {};
+#pragma unroll
+  for (int i = 0; i < SUB; i++) {
+    if constexpr (IN == TE_e4m3) {
+      codes[i] = *(const uint2 *)&in[i];
+    } else {
+      float x[SUB];
+#pragma unroll
+      for (int v = 0; v < SUB; v++) {
+        x[v] = to_f32<IN>(in[i].v[v]);
+        amax = amax_of(amax, x[v]);
+        sum[v] += x[v];
+        x[v] *= p.scale;
+      }
+      codes[i].x = encode2<E5M2>(x[0], x[1]) | encode2<E5M2>(x[2], x[3]) << 16;
+      codes[i].y = encode2<E5M2>(x[4], x[5]) | encode2<E5M2>(x[6], x[7]) << 16;
+    }
+    if (c.row && inside && row + i < c.x.rows)
+      *(uint2 *)((uint8_t *)c.row + (row + i) * c.x.cols + col) = codes[i];
+  }
+  if (c.col) store_columns(p, codes, row_group, col_group, units);
+  if constexpr (IN != TE_e4m3) {
+    if (c.col_sums) {
+#pragma unroll
+      for (int v = 0; v < SUB; v++) sum[v] += __shfl_xor_sync(~0u, sum[v], 16);
+      if (lane < 16) {
+#pragma unroll
+        for (int v = 0; v < SUB; v++) sums[warp][col_group * SUB + v] = sum[v];
+      }
+      __syncthreads();
+      store_sums(p, sums);
+    }
+    finish(p, amax);
+  }
+}
+
+/* ------------------------------------------------------------------------------------------ any tiles ------
+ */
+
+#define PITCH (TILE + 4) /* bytes: rows stay aligned words, and a column touches every bank */
+
+/* Writes a line of `n` bytes from shared memory (aligned) to any address, in aligned words where they are
+ * whole. One warp a line. */
+__device__ __forceinline__ void store_line(uint8_t *to, const uint8_t *line, int n) {
+  int shift = (int)((uintptr_t)to % 4);
+  const uint32_t *words = (const uint32_t *)line;
+  for (int w = threadIdx.x % 32; w * 4 < n + shift; w += 32) {
+    int first = w * 4 - shift;
+    if (first >= 0 && first + 4 <= n) {
+      uint32_t word = shift ? __funnelshift_r(words[w - 1], words[w], (4 - shift) * 8) : words[w];
+      *(uint32_t *)(to + first) = word;
+    } else {
+      for (int i = max(first, 0); i < min(first + 4, n); i++) to[i] = line[i];
+    }
+  }
+}
+
+template <te_dtype IN, bool E5M2>
+__global__ void __launch_bounds__(THREADS, 4) cast_any(const __grid_constant__ jobs work) {
+  typedef typename element<IN>::type T;
+  constexpr int columns = TILE / 32; /* a lane's columns are 32 apart, so that a warp reads neighbours */
+  __shared__ alignas(4) uint8_t rows[TILE][PITCH];
+  __shared__ alignas(4) uint8_t cols[TILE][PITCH];
+  __shared__ float sums[WARPS][TILE];
+  place p = find_place(work);
+  const te_cast &c = p.j->cast;
+  if constexpr (IN != TE_e4m3) p.scale = scale_of(c);
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int n_rows = (int)max((int64_t)0, min((int64_t)TILE, c.x.rows - p.row)),
+      n_cols = (int)max((int64_t)0, min((int64_t)TILE, c.x.cols - p.col));
+  const T *from = (const T *)c.x.data + p.row * c.x.row_stride + p.col;
+  float amax = 0, sum[columns] = {};
+#pragma unroll 4
+  for (int r = warp; r < n_rows; r += WARPS) {
+    T in[columns];
+#pragma unroll
+    for (int i = 0; i < columns; i++) {
+      int col = lane + i * 32;
+      in[i] = col < n_cols ? from[r * c.x.row_stride + col] : (T)0;
+    }
+#pragma unroll
+    for (int i = 0; i < columns; i++) {
+      int col = lane + i * 32;
+      uint8_t code;
+      if constexpr (IN == TE_e4m3) {
+        code = in[i];
+      } else {
+        float x = to_f32<IN>(in[i]);
+        amax = amax_of(amax, x);
+        sum[i] += x;
+        code = (uint8_t)encode2<E5M2>(x * p.scale, 0.0f);
+      }
+      rows[r][col] = code;
+      if (c.col) cols[col][r] = code;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < columns; i++) sums[warp][lane + i * 32] = sum[i];
+  __syncthreads();
+  if (c.row)
+    for (int r = warp; r < n_rows; r += WARPS)
+      store_line((uint8_t *)c.row + (p.row + r) * c.x.cols + p.col, rows[r], n_cols);
+  if (c.col)
+    for (int i = warp; i < n_cols; i += WARPS)
+      store_line((uint8_t *)c.col + (p.col + i) * c.x.rows + p.row, cols[i], n_rows);
+  if constexpr (IN != TE_e4m3) {
+    if (c.col_sums) store_sums(p, sums);
+    finish(p, amax);
+  }
+}
+
+/* ------------------------------------------------------------------------------------------ launchers ------
+ */
+
+static bool is_aligned(const te_cast *c) {
+  int64_t size = c->x.dtype == TE_f32    ? 4
+                 : c->x.dtype == TE_e4m3 ? 1
+                                         : 2,
+          line_size = size * SUB < 16 ? size * SUB : 16;
+  uintptr_t in = (uintptr_t)c->x.data | (uintptr_t)(c->x.row_stride * size);
+  uintptr_t row = c->row ? (uintptr_t)c->row | (uintptr_t)c->x.cols : 0;
+  uintptr_t col = c->col ? (uintptr_t)c->col | (uintptr_t)c->x.rows : 0;
+  return in % (uintptr_t)line_size == 0 && c->x.cols % SUB == 0 && row % SUB == 0 && col % 16 == 0;
+}
+
+template <te_dtype IN>
+static cudaError_t launch(const jobs &work, int64_t blocks, bool aligned, cudaStream_t stream) {
+  bool e5m2 = work.at[0].cast.out == TE_e5m2;
+  unsigned grid = (unsigned)blocks;
+  if (aligned && e5m2)
+    cast_aligned<IN, true><<<grid, THREADS, 0, stream>>>(work);
+  else if (aligned)
+    cast_aligned<IN, false><<<grid, THREADS, 0, stream>>>(work);
+  else if (e5m2)
+    cast_any<IN, true><<<grid, THREADS, 0, stream>>>(work);
+  else
+    cast_any<IN, false><<<grid, THREADS, 0, stream>>>(work);
+  return cudaGetLastError();
+}
+
+static cudaError_t dispatch(const jobs &work, int64_t blocks, bool aligned, cudaStream_t stream) {
+  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+  switch (work.at[0].cast.x.dtype) {
+  case TE_bf16:
+    return launch<TE_bf16>(work, blocks, aligned, stream);
+  case TE_f16:
+    return launch<TE_f16>(work, blocks, aligned, stream);
+  case TE_f32:
+    return launch<TE_f32>(work, blocks, aligned, stream);
+  default:
+    return cudaErrorInvalidValue;
+  }
+}
+
+extern "C" int64_t te__cast_row_tiles(int64_t rows) { return (rows + TILE - 1) / TILE; }
+
+static void add_job(jobs *work, const te_cast *c, int64_t *blocks) {
+  job *j = &work->at[work->n++];
+  int64_t across = (c->x.cols + TILE - 1) / TILE, down = te__cast_row_tiles(c->x.rows);
+  j->cast = *c;
+  j->first_block = *blocks;
+  j->tiles_across = across > 0 ? across : 1;
+  j->tiles = across * down > 0 ? across * down : 1; /* an empty tensor has a scale too */
+  *blocks += j->tiles;
+}
+
+extern "C" cudaError_t te__cast(const te_cast *casts, int n, cudaStream_t stream) {
+  for (int i = 0; i < n;) {
+    jobs work = {};
+    int64_t blocks = 0;
+    bool aligned = is_aligned(&casts[i]);
+    int first = i;
+    for (; i < n && casts[i].x.dtype == casts[first].x.dtype && casts[i].out == casts[first].out &&
+           is_aligned(&casts[i]) == aligned;
+         i++)
+      add_job(&work, &casts[i], &blocks);
+    cudaError_t error = dispatch(work, blocks, aligned, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+extern "C" cudaError_t te__transpose_codes(const void *codes, void *out, int64_t rows, int64_t cols,
+                                           cudaStream_t stream) {
+  te_cast c = {};
+  c.x.data = (void *)codes;
+  c.x.rows = rows;
+  c.x.cols = c.x.row_stride = cols;
+  c.x.col_stride = 1;
+  c.x.dtype = TE_e4m3; /* any byte: codes are moved, not read */
+  c.out = TE_e4m3;
+  c.col = out;
+  jobs work = {};
+  int64_t blocks = 0;
+  add_job(&work, &c, &blocks);
+  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
+  if (is_aligned(&c))
+    cast_aligned<TE_e4m3, false><<<(unsigned)blocks, THREADS, 0, stream>>>(work);
+  else
+    cast_any<TE_e4m3, false><<<(unsigned)blocks, THREADS, 0, stream>>>(work);
+  return cudaGetLastError();
+}
