@@ -17,7 +17,7 @@ struct jobs {
   int n;
 };
 
-/* DENSE: whole 16-byte vectors without gaps between rows. Else element by element. */
+/* DENSE: 16-byte vectors, no gaps between rows. Else element by element. */
 template <te_dtype IN, bool DENSE>
 __global__ void __launch_bounds__(THREADS) amax_kernel(const __grid_constant__ jobs work) {
   typedef typename element<IN>::type T;
@@ -48,14 +48,15 @@ __global__ void __launch_bounds__(THREADS) amax_kernel(const __grid_constant__ j
 #pragma unroll
       for (int v = 0; v < wide; v++) amax = amax_of(amax, to_f32<IN>(in[k].v[v]));
   }
+  if constexpr (DENSE) { /* what no whole vector holds */
+    int64_t at = j.vectors * wide + threadIdx.x;
+    if (block == 0 && at < j.m.rows * j.m.cols) amax = amax_of(amax, to_f32<IN>(((const T *)j.m.data)[at]));
+  }
   amax = block_max<WARPS>(amax);
   if (threadIdx.x == 0) atomic_amax(&j.out->amax, amax);
 }
 
-static bool is_dense(const te_matrix *m) {
-  int64_t size = m->dtype == TE_f32 ? 4 : 2;
-  return m->row_stride == m->cols && m->rows * m->cols * size % 16 == 0 && (uintptr_t)m->data % 16 == 0;
-}
+static bool is_dense(const te_matrix *m) { return m->row_stride == m->cols && (uintptr_t)m->data % 16 == 0; }
 
 template <te_dtype IN> static void launch(const jobs &work, int64_t blocks, bool dense, cudaStream_t stream) {
   if (dense)
@@ -79,6 +80,7 @@ extern "C" cudaError_t te__amax_words(const te_matrix *m, te_amax_word *const *o
       j->out = out[i];
       j->vectors = m[i].rows * m[i].cols / wide;
       j->blocks = (j->vectors + per_block - 1) / per_block;
+      if (j->blocks == 0) j->blocks = 1;
       if (j->blocks > MOST_BLOCKS) j->blocks = MOST_BLOCKS;
       j->first_block = blocks;
       blocks += j->blocks;

@@ -11,7 +11,7 @@
 
 struct job {
   te_cast cast;
-  int64_t first_block, tiles_across, tiles;
+  uint32_t first_block, tiles_across, tiles;
 };
 
 struct jobs {
@@ -24,19 +24,20 @@ struct jobs {
 
 struct place {
   const job *j;
-  int64_t tile, row, col; /* of the tile's corner */
+  uint32_t tile;
+  int64_t row, col; /* of the tile's corner */
   float scale;
 };
 
-__device__ __forceinline__ place find_place(const jobs &work) {
+template <int ROWS, int COLS> __device__ __forceinline__ place find_place(const jobs &work) {
   int which = 0;
   while (which + 1 < work.n && blockIdx.x >= work.at[which + 1].first_block) which++;
   const job *j = &work.at[which];
-  place p = {j, (int64_t)blockIdx.x - j->first_block, 0, 0, 1.0f};
+  place p = {j, blockIdx.x - j->first_block, 0, 0, 1.0f};
   /* The amax pass went forwards just before: what it read last is still in L2. */
   if (j->cast.amax) p.tile = j->tiles - 1 - p.tile;
-  p.row = p.tile / j->tiles_across * TILE;
-  p.col = p.tile % j->tiles_across * TILE;
+  p.row = (int64_t)(p.tile / j->tiles_across) * ROWS;
+  p.col = (int64_t)(p.tile % j->tiles_across) * COLS;
   return p;
 }
 
@@ -53,17 +54,17 @@ __device__ __forceinline__ void finish(const place &p, float amax) {
   atomic_amax(&c.record->amax, amax);
   if (!c.stage) return;
   __threadfence();
-  if (atomicAdd(&c.record->done, 1u) + 1 != (uint32_t)p.j->tiles) return;
+  if (atomicAdd(&c.record->done, 1u) + 1 != p.j->tiles) return;
   float whole =
       __int_as_float(atomicMax((int *)&c.record->amax, 0)); /* an atomic read: other blocks wrote it */
   if (te_is_finite(whole) && whole > *c.stage) *c.stage = whole;
 }
 
 /* Adds up the sums of the block's warps: `sums` has 128 columns for each. */
-__device__ __forceinline__ void store_sums(const place &p, float (*sums)[TILE]) {
+template <int COLS> __device__ __forceinline__ void store_sums(const place &p, float (*sums)[TILE]) {
   const te_cast &c = p.j->cast;
   int col = threadIdx.x;
-  if (col >= TILE || p.col + col >= c.x.cols) return;
+  if (col >= COLS || p.col + col >= c.x.cols) return;
   float sum = 0;
 #pragma unroll
   for (int w = 0; w < WARPS; w++) sum += sums[w][col];
@@ -73,13 +74,52 @@ __device__ __forceinline__ void store_sums(const place &p, float (*sums)[TILE]) 
 /* -------------------------------------------------------------------------------------- aligned tiles ------
  */
 
-/* 8 elements of one row as fp32; VALUES = false: the codes themselves. */
+/* 8 neighbours of a row as they lie in memory. */
 template <te_dtype IN> struct line {
-  typedef typename element<IN>::type T;
-  struct alignas(sizeof(T) * SUB <= 16 ? sizeof(T) * SUB : 16) type {
-    T v[SUB];
-  };
+  static constexpr int words = IN == TE_f32 ? 8 : IN == TE_e4m3 ? 2 : 4;
+  uint32_t w[words];
+
+  __device__ void load(const void *from) {
+    if constexpr (words == 2) {
+      *(uint2 *)w = *(const uint2 *)from;
+    } else {
+#pragma unroll
+      for (int i = 0; i < words; i += 4) *(uint4 *)&w[i] = ((const uint4 *)from)[i / 4];
+    }
+  }
+
+  __device__ void values(float (&x)[SUB]) const {
+    if constexpr (IN == TE_f32) {
+#pragma unroll
+      for (int i = 0; i < SUB; i++) x[i] = __uint_as_float(w[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < SUB / 2; i++) {
+        float2 pair = unpack2<IN>(w[i]);
+        x[2 * i] = pair.x;
+        x[2 * i + 1] = pair.y;
+      }
+    }
+  }
+
+  /* The running amax: packed where elements are 16 bits wide, which halves the work. */
+  __device__ void add_to(uint32_t &most) const {
+    if constexpr (IN == TE_f32) {
+#pragma unroll
+      for (int i = 0; i < SUB; i++)
+        most = __float_as_uint(amax_of(__uint_as_float(most), __uint_as_float(w[i])));
+    } else {
+#pragma unroll
+      for (int i = 0; i < words; i++) most = amax2<IN>(most, w[i]);
+    }
+  }
 };
+
+template <te_dtype IN> __device__ __forceinline__ float largest(uint32_t most) {
+  if constexpr (IN == TE_f32) return __uint_as_float(most);
+  float2 pair = unpack2 < IN == TE_f32 ? TE_bf16 : IN > (most);
+  return fmaxf(pair.x, pair.y);
+}
 
 /* The 4 x 4 bytes of four words, transposed. */
 __device__ __forceinline__ void transpose4(uint32_t a, uint32_t b, uint32_t c, uint32_t d,
@@ -128,48 +168,49 @@ template <te_dtype IN, bool E5M2>
 __global__ void __launch_bounds__(THREADS, IN == TE_f32 ? 2 : 4)
     cast_aligned(const __grid_constant__ jobs work) {
   typedef typename element<IN>::type T;
-  typedef typename line<IN>::type row_of_8;
   __shared__ alignas(16) uint2 units[TILE][TILE / SUB];
   __shared__ float sums[WARPS][TILE];
-  place p = find_place(work);
+  place p = find_place<TILE, TILE>(work);
   const te_cast &c = p.j->cast;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int col_group = lane % 16, row_group = warp * 2 + lane / 16;
   int64_t row = p.row + row_group * SUB, col = p.col + col_group * SUB;
   const T *from = (const T *)c.x.data + row * c.x.row_stride + col;
-  row_of_8 in[SUB];
-  bool inside = col < c.x.cols;
+  int n_rows = col < c.x.cols ? (int)min((int64_t)SUB, c.x.rows - row) : 0;
+  line<IN> in[SUB];
 #pragma unroll
   for (int i = 0; i < SUB; i++) {
-#pragma unroll
-    for (int v = 0; v < SUB; v++) in[i].v[v] = (T)0;
-    if (inside && row + i < c.x.rows) in[i] = *(const row_of_8 *)(from + i * c.x.row_stride);
+    in[i] = {};
+    if (i < n_rows) in[i].load(from + i * c.x.row_stride);
   }
   if constexpr (IN != TE_e4m3) p.scale = scale_of(c);
   uint2 codes[SUB];
-  float amax = 0, sum[SUB] = {};
+  uint32_t most = 0;
+  float sum[SUB] = {};
+  bool has_sums = c.col_sums != NULL, has_record = c.record != NULL;
+  uint8_t *to = (uint8_t *)c.row + row * c.x.cols + col;
 #pragma unroll
   for (int i = 0; i < SUB; i++) {
     if constexpr (IN == TE_e4m3) {
-      codes[i] = *(const uint2 *)&in[i];
+      codes[i] = make_uint2(in[i].w[0], in[i].w[1]);
     } else {
       float x[SUB];
+      in[i].values(x);
+      if (has_record) in[i].add_to(most);
+      if (has_sums) {
 #pragma unroll
-      for (int v = 0; v < SUB; v++) {
-        x[v] = to_f32<IN>(in[i].v[v]);
-        amax = amax_of(amax, x[v]);
-        sum[v] += x[v];
-        x[v] *= p.scale;
+        for (int v = 0; v < SUB; v++) sum[v] += x[v];
       }
+#pragma unroll
+      for (int v = 0; v < SUB; v++) x[v] *= p.scale;
       codes[i].x = encode2<E5M2>(x[0], x[1]) | encode2<E5M2>(x[2], x[3]) << 16;
       codes[i].y = encode2<E5M2>(x[4], x[5]) | encode2<E5M2>(x[6], x[7]) << 16;
     }
-    if (c.row && inside && row + i < c.x.rows)
-      *(uint2 *)((uint8_t *)c.row + (row + i) * c.x.cols + col) = codes[i];
+    if (c.row && i < n_rows) *(uint2 *)(to + i * c.x.cols) = codes[i];
   }
   if (c.col) store_columns(p, codes, row_group, col_group, units);
   if constexpr (IN != TE_e4m3) {
-    if (c.col_sums) {
+    if (has_sums) {
 #pragma unroll
       for (int v = 0; v < SUB; v++) sum[v] += __shfl_xor_sync(~0u, sum[v], 16);
       if (lane < 16) {
@@ -177,83 +218,119 @@ __global__ void __launch_bounds__(THREADS, IN == TE_f32 ? 2 : 4)
         for (int v = 0; v < SUB; v++) sums[warp][col_group * SUB + v] = sum[v];
       }
       __syncthreads();
-      store_sums(p, sums);
+      store_sums<TILE>(p, sums);
     }
-    finish(p, amax);
+    finish(p, largest<IN>(most));
   }
 }
 
 /* ------------------------------------------------------------------------------------------ any tiles ------
  */
 
-#define PITCH (TILE + 4) /* bytes: rows stay aligned words, and a column touches every bank */
+#define ANY_COLS 124 /* so that 32 aligned groups of 4 cover a tile's columns wherever a row begins */
+#define GROUP 4
 
-/* Writes a line of `n` bytes from shared memory (aligned) to any address, in aligned words where they are
- * whole. One warp a line. */
-__device__ __forceinline__ void store_line(uint8_t *to, const uint8_t *line, int n) {
+/* Writes a line of `n` codes to any address, in aligned words where they are whole; one warp a line. Word i
+ * of the line lies at words[i ^ swizzle]. */
+__device__ __forceinline__ void store_line(uint8_t *to, const uint32_t *words, int swizzle, int n) {
   int shift = (int)((uintptr_t)to % 4);
-  const uint32_t *words = (const uint32_t *)line;
   for (int w = threadIdx.x % 32; w * 4 < n + shift; w += 32) {
     int first = w * 4 - shift;
+    uint32_t low = w > 0 ? words[(w - 1) ^ swizzle] : 0, high = w < 32 ? words[w ^ swizzle] : 0;
+    uint32_t word = shift ? __funnelshift_r(low, high, (4 - shift) * 8) : high;
     if (first >= 0 && first + 4 <= n) {
-      uint32_t word = shift ? __funnelshift_r(words[w - 1], words[w], (4 - shift) * 8) : words[w];
       *(uint32_t *)(to + first) = word;
     } else {
-      for (int i = max(first, 0); i < min(first + 4, n); i++) to[i] = line[i];
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        if (first + i >= 0 && first + i < n) to[first + i] = (uint8_t)(word >> (8 * i));
     }
   }
+}
+
+/* Four neighbours of a row in aligned memory; `begin` to `end` of them belong to the tile, the others become
+ * 0. */
+template <te_dtype IN>
+__device__ __forceinline__ void load_group(const typename element<IN>::type *from, int begin, int end,
+                                           typename element<IN>::type (&out)[GROUP]) {
+  typedef typename element<IN>::type T;
+  struct alignas(sizeof(T) * GROUP) group {
+    T v[GROUP];
+  } in = {};
+  if (begin < end) in = *(const group *)from;
+#pragma unroll
+  for (int v = 0; v < GROUP; v++) out[v] = v >= begin && v < end ? in.v[v] : (T)0;
 }
 
 template <te_dtype IN, bool E5M2>
 __global__ void __launch_bounds__(THREADS, 4) cast_any(const __grid_constant__ jobs work) {
   typedef typename element<IN>::type T;
-  constexpr int columns = TILE / 32; /* a lane's columns are 32 apart, so that a warp reads neighbours */
-  __shared__ alignas(4) uint8_t rows[TILE][PITCH];
-  __shared__ alignas(4) uint8_t cols[TILE][PITCH];
+  __shared__ uint32_t rows[TILE][32], cols[TILE][32]; /* the tile's codes, and its transpose, 4 to a word */
   __shared__ float sums[WARPS][TILE];
-  place p = find_place(work);
+  place p = find_place<TILE, ANY_COLS>(work);
   const te_cast &c = p.j->cast;
   if constexpr (IN != TE_e4m3) p.scale = scale_of(c);
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int n_rows = (int)max((int64_t)0, min((int64_t)TILE, c.x.rows - p.row)),
-      n_cols = (int)max((int64_t)0, min((int64_t)TILE, c.x.cols - p.col));
+      n_cols = (int)max((int64_t)0, min((int64_t)ANY_COLS, c.x.cols - p.col));
   const T *from = (const T *)c.x.data + p.row * c.x.row_stride + p.col;
-  float amax = 0, sum[columns] = {};
-#pragma unroll 4
-  for (int r = warp; r < n_rows; r += WARPS) {
-    T in[columns];
+  float amax = 0, sum[GROUP] = {};
+  for (int r = warp * GROUP; r < n_rows; r += WARPS * GROUP) {
+    T in[GROUP][GROUP];
+    int skew[GROUP]; /* elements between the aligned address and the row's first one */
 #pragma unroll
-    for (int i = 0; i < columns; i++) {
-      int col = lane + i * 32;
-      in[i] = col < n_cols ? from[r * c.x.row_stride + col] : (T)0;
+    for (int i = 0; i < GROUP; i++) {
+      const T *begin = from + (r + i) * c.x.row_stride;
+      skew[i] = (int)((uintptr_t)begin / sizeof(T) % GROUP);
+      int first = r + i < n_rows ? max(0, skew[i] - lane * GROUP) : GROUP,
+          end = min(GROUP, n_cols + skew[i] - lane * GROUP);
+      load_group<IN>(begin - skew[i] + lane * GROUP, first, end, in[i]);
     }
+    uint32_t codes[GROUP];
 #pragma unroll
-    for (int i = 0; i < columns; i++) {
-      int col = lane + i * 32;
-      uint8_t code;
+    for (int i = 0; i < GROUP; i++) {
       if constexpr (IN == TE_e4m3) {
-        code = in[i];
+        codes[i] = in[i][0] | (uint32_t)in[i][1] << 8 | (uint32_t)in[i][2] << 16 | (uint32_t)in[i][3] << 24;
       } else {
-        float x = to_f32<IN>(in[i]);
-        amax = amax_of(amax, x);
-        sum[i] += x;
-        code = (uint8_t)encode2<E5M2>(x * p.scale, 0.0f);
+        float x[GROUP];
+#pragma unroll
+        for (int v = 0; v < GROUP; v++) {
+          x[v] = to_f32<IN>(in[i][v]);
+          amax = amax_of(amax, x[v]);
+        }
+        if (c.col_sums) { /* columns lie elsewhere in each row: bring them in line first */
+#pragma unroll
+          for (int v = 0; v < GROUP; v++) {
+            float next = __shfl_down_sync(~0u, x[v], 1);
+#pragma unroll
+            for (int s = 0; s < GROUP; s++)
+              if ((v + GROUP - skew[i]) % GROUP == s) sum[s] += v >= skew[i] ? x[v] : lane < 31 ? next : 0.0f;
+          }
+        }
+#pragma unroll
+        for (int v = 0; v < GROUP; v++) x[v] *= p.scale;
+        codes[i] = encode2<E5M2>(x[0], x[1]) | encode2<E5M2>(x[2], x[3]) << 16;
       }
-      rows[r][col] = code;
-      if (c.col) cols[col][r] = code;
+      uint32_t next = __shfl_down_sync(~0u, codes[i], 1);
+      codes[i] = __funnelshift_r(codes[i], next, skew[i] * 8); /* columns 4 * lane to 4 * lane + 3 */
+      if (r + i < n_rows) rows[r + i][lane] = codes[i];
     }
+    uint32_t turned[GROUP];
+    transpose4(codes[0], codes[1], codes[2], codes[3], turned);
+#pragma unroll
+    for (int i = 0; i < GROUP; i++) cols[lane * GROUP + i][(r / GROUP) ^ lane] = turned[i];
   }
 #pragma unroll
-  for (int i = 0; i < columns; i++) sums[warp][lane + i * 32] = sum[i];
+  for (int s = 0; s < GROUP; s++) sums[warp][lane * GROUP + s] = sum[s];
   __syncthreads();
   if (c.row)
     for (int r = warp; r < n_rows; r += WARPS)
-      store_line((uint8_t *)c.row + (p.row + r) * c.x.cols + p.col, rows[r], n_cols);
+      store_line((uint8_t *)c.row + (p.row + r) * c.x.cols + p.col, rows[r], 0, n_cols);
   if (c.col)
     for (int i = warp; i < n_cols; i += WARPS)
-      store_line((uint8_t *)c.col + (p.col + i) * c.x.rows + p.row, cols[i], n_rows);
+      store_line((uint8_t *)c.col + (p.col + i) * c.x.rows + p.row, cols[i], i / GROUP, n_rows);
   if constexpr (IN != TE_e4m3) {
-    if (c.col_sums) store_sums(p, sums);
+    if (c.col_sums) store_sums<ANY_COLS>(p, sums);
     finish(p, amax);
   }
 }
@@ -303,14 +380,16 @@ static cudaError_t dispatch(const jobs &work, int64_t blocks, bool aligned, cuda
 
 extern "C" int64_t te__cast_row_tiles(int64_t rows) { return (rows + TILE - 1) / TILE; }
 
-static void add_job(jobs *work, const te_cast *c, int64_t *blocks) {
+static void add_job(jobs *work, const te_cast *c, bool aligned, int64_t *blocks) {
   job *j = &work->at[work->n++];
-  int64_t across = (c->x.cols + TILE - 1) / TILE, down = te__cast_row_tiles(c->x.rows);
+  int64_t width = aligned ? TILE : ANY_COLS;
+  int64_t across = (c->x.cols + width - 1) / width, down = te__cast_row_tiles(c->x.rows);
   j->cast = *c;
-  j->first_block = *blocks;
-  j->tiles_across = across > 0 ? across : 1;
-  j->tiles = across * down > 0 ? across * down : 1; /* an empty tensor has a scale too */
-  *blocks += j->tiles;
+  int64_t tiles = across * down > 0 ? across * down : 1; /* an empty tensor has a scale too */
+  j->first_block = (uint32_t)*blocks;
+  j->tiles_across = across > 0 ? (uint32_t)across : 1;
+  j->tiles = (uint32_t)tiles;
+  *blocks += tiles;
 }
 
 extern "C" cudaError_t te__cast(const te_cast *casts, int n, cudaStream_t stream) {
@@ -322,7 +401,7 @@ extern "C" cudaError_t te__cast(const te_cast *casts, int n, cudaStream_t stream
     for (; i < n && casts[i].x.dtype == casts[first].x.dtype && casts[i].out == casts[first].out &&
            is_aligned(&casts[i]) == aligned;
          i++)
-      add_job(&work, &casts[i], &blocks);
+      add_job(&work, &casts[i], aligned, &blocks);
     cudaError_t error = dispatch(work, blocks, aligned, stream);
     if (error != cudaSuccess) return error;
   }
@@ -341,9 +420,10 @@ extern "C" cudaError_t te__transpose_codes(const void *codes, void *out, int64_t
   c.col = out;
   jobs work = {};
   int64_t blocks = 0;
-  add_job(&work, &c, &blocks);
+  bool aligned = is_aligned(&c);
+  add_job(&work, &c, aligned, &blocks);
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-  if (is_aligned(&c))
+  if (aligned)
     cast_aligned<TE_e4m3, false><<<(unsigned)blocks, THREADS, 0, stream>>>(work);
   else
     cast_any<TE_e4m3, false><<<(unsigned)blocks, THREADS, 0, stream>>>(work);

@@ -4,32 +4,47 @@
 #define THREADS 256
 #define WIDE 16 /* codes for each thread */
 
-template <te_dtype OUT> __device__ __forceinline__ void store(void *out, int64_t i, float value) {
+template <te_dtype OUT> __device__ __forceinline__ void store(typename element<OUT>::type *out, float value) {
   if constexpr (OUT == TE_bf16)
-    ((uint16_t *)out)[i] = te_f32_to_bf16(value);
+    *out = te_f32_to_bf16(value);
   else if constexpr (OUT == TE_f16)
-    ((uint16_t *)out)[i] = te_f32_to_f16(value);
+    *out = te_f32_to_f16(value);
   else
-    ((float *)out)[i] = value;
+    *out = value;
 }
 
+/* Codes of one tensor are few: a table in shared memory is faster than arithmetic, and has the definition's
+ * bits. */
 template <te_dtype OUT>
 __global__ void __launch_bounds__(THREADS)
     decode(const uint8_t *__restrict__ codes, bool e5m2, const float *__restrict__ scale_inv,
-           void *__restrict__ out, int64_t n) {
+           typename element<OUT>::type *__restrict__ out, int64_t n) {
+  typedef typename element<OUT>::type T;
+  __shared__ T table[256];
   float scale = scale_inv ? *scale_inv : 1.0f;
-  int64_t first = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * WIDE;
-  if (first >= n) return;
-  alignas(16) uint8_t in[WIDE];
-  int count = (int)min((int64_t)WIDE, n - first);
-  if (count == WIDE && (uintptr_t)codes % 16 == 0) {
-    *(uint4 *)in = *(const uint4 *)(codes + first);
-  } else {
-    for (int i = 0; i < WIDE; i++) in[i] = i < count ? codes[first + i] : 0;
-  }
+  for (int i = threadIdx.x; i < 256; i += THREADS)
+    store<OUT>(&table[i], (e5m2 ? te_e5m2_to_f32((uint8_t)i) : te_e4m3_to_f32((uint8_t)i)) * scale);
+  __syncthreads();
+  constexpr int per_store = 16 / sizeof(T), stores = WIDE / per_store;
+  struct alignas(16) piece {
+    T v[per_store];
+  };
+  int64_t begin = (int64_t)blockIdx.x * THREADS * WIDE, end = min(n, begin + THREADS * WIDE);
+  if (end - begin == THREADS * WIDE && (uintptr_t)codes % per_store == 0) {
 #pragma unroll
-  for (int i = 0; i < WIDE; i++)
-    if (i < count) store<OUT>(out, first + i, (e5m2 ? te_e5m2_to_f32(in[i]) : te_e4m3_to_f32(in[i])) * scale);
+    for (int s = 0; s < stores; s++) { /* neighbouring threads write neighbouring pieces */
+      int64_t at = begin + ((int64_t)s * THREADS + threadIdx.x) * per_store;
+      struct alignas(per_store) few {
+        uint8_t v[per_store];
+      } in = *(const few *)(codes + at);
+      piece result;
+#pragma unroll
+      for (int v = 0; v < per_store; v++) result.v[v] = table[in.v[v]];
+      *(piece *)(out + at) = result;
+    }
+    return;
+  }
+  for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) out[i] = table[codes[i]];
 }
 
 extern "C" cudaError_t te__decode(const te_matrix *codes, const float *scale_inv, void *out,
@@ -39,11 +54,11 @@ extern "C" cudaError_t te__decode(const te_matrix *codes, const float *scale_inv
   bool e5m2 = codes->dtype == TE_e5m2;
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
   if (out_dtype == TE_bf16)
-    decode<TE_bf16><<<(unsigned)blocks, THREADS, 0, stream>>>(in, e5m2, scale_inv, out, n);
+    decode<TE_bf16><<<(unsigned)blocks, THREADS, 0, stream>>>(in, e5m2, scale_inv, (uint16_t *)out, n);
   else if (out_dtype == TE_f16)
-    decode<TE_f16><<<(unsigned)blocks, THREADS, 0, stream>>>(in, e5m2, scale_inv, out, n);
+    decode<TE_f16><<<(unsigned)blocks, THREADS, 0, stream>>>(in, e5m2, scale_inv, (uint16_t *)out, n);
   else
-    decode<TE_f32><<<(unsigned)blocks, THREADS, 0, stream>>>(in, e5m2, scale_inv, out, n);
+    decode<TE_f32><<<(unsigned)blocks, THREADS, 0, stream>>>(in, e5m2, scale_inv, (float *)out, n);
   return cudaGetLastError();
 }
 

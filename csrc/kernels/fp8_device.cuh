@@ -4,6 +4,9 @@
 
 #include "te_quantize.h"
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 template <te_dtype DTYPE> struct element;
 template <> struct element<TE_bf16> { typedef uint16_t type; };
 template <> struct element<TE_f16> { typedef uint16_t type; };
@@ -37,6 +40,25 @@ template <bool E5M2> __device__ __forceinline__ uint32_t encode2(float first, fl
   else
     return te_f32_to_e4m3(first) | (uint32_t)te_f32_to_e4m3(second) << 8;
 #endif
+}
+
+/* Two packed elements as fp32, the first in the lower half. */
+template <te_dtype DTYPE> __device__ __forceinline__ float2 unpack2(uint32_t pair) {
+  if constexpr (DTYPE == TE_bf16)
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+  else
+    return __half22float2(*(const __half2 *)&pair);
+}
+
+/* The larger magnitudes of two pairs, packed; what is not NaN wins. */
+template <te_dtype DTYPE> __device__ __forceinline__ uint32_t amax2(uint32_t most, uint32_t pair) {
+  if constexpr (DTYPE == TE_bf16) {
+    __nv_bfloat162 m = __hmax2(*(__nv_bfloat162 *)&most, __habs2(*(__nv_bfloat162 *)&pair));
+    return *(uint32_t *)&m;
+  } else {
+    __half2 m = __hmax2(*(__half2 *)&most, __habs2(*(__half2 *)&pair));
+    return *(uint32_t *)&m;
+  }
 }
 
 /* fmaxf() drops a NaN. */
