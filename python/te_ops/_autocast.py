@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _delayed
 from .recipe import DelayedScaling, Recipe
 
 
@@ -23,6 +24,7 @@ class _State:
         self.amax_reduction_group: Any = None
         self.depth = 0
         self.recomputing = False
+        self.checkpoint: Any = None  # te_ops._checkpoint.Scales while a checkpointed function runs
 
 
 state = _State()
@@ -41,10 +43,13 @@ def region(device: torch.device) -> Tensor:
     return counter
 
 
-def _enter_outermost() -> None:
-    if not state.recomputing:
-        for counter in _regions.values():
-            counter.add_(1)
+def _enter_outermost(recipe: Recipe, group: Any) -> None:
+    if state.recomputing:
+        return
+    if isinstance(recipe, DelayedScaling) and recipe.reduce_amax and torch.distributed.is_available():
+        _delayed.reduce_amaxes(group)
+    for counter in _regions.values():
+        counter.add_(1)
 
 
 class autocast:  # noqa: N801  (a context manager, named like torch.autocast)
@@ -93,7 +98,7 @@ class autocast:  # noqa: N801  (a context manager, named like torch.autocast)
         )
         self._outer.append(outer)
         if state.depth == 0:
-            _enter_outermost()
+            _enter_outermost(self.recipe, self.amax_reduction_group)
         state.recipe = self.recipe if self.enabled else None
         state.calibrating = self.calibrating
         state.calibration_recipe = self.recipe

@@ -6,10 +6,12 @@ they find that a new autocast region has begun since it was last rolled.
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 SCALES, HISTORY, TENSORS = 4, 16, 5
 FORWARD, BACKWARD = slice(0, 3), slice(3, 5)  # x, w, y; dy, dx
@@ -76,3 +78,99 @@ def computed_scales(state: Tensor, recipe: Any) -> Tensor | None:
     scale = fp8_max / amax / 2.0**recipe.margin
     scale = torch.where((amax > 0) & torch.isfinite(amax), scale, old)
     return torch.where(torch.isinf(scale), torch.finfo(torch.float32).max, scale)
+
+
+# ---------------------------------------------------------------------------------- every module's --------
+
+_modules: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def register(module: nn.Module) -> None:
+    """Counts `module` among those whose amaxes are reduced. In the order of calls, which must agree over ranks."""
+    _modules[next(_numbers)] = module
+
+
+def reduce_amaxes(group: Any) -> None:
+    """Replaces what every module has staged by the largest over the ranks of `group` (None: all), in one all-reduce.
+
+    Raises:
+        RuntimeError: in compiled code, which cannot know what modules there are.
+    """
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size(group) == 1:
+        return
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            "te_ops.autocast: delayed scaling reduces amaxes over ranks when a region is entered: enter it outside of "
+            "the compiled function, or use DelayedScaling(reduce_amax=False)"
+        )
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for _, module in sorted(_modules.items()):
+        state: Any = module._fp8_state
+        if not state.is_meta:
+            by_device.setdefault(state.device, []).append(history(state, 1)[0])
+    for staged in by_device.values():
+        flat = torch.cat(staged)
+        torch.distributed.all_reduce(flat, torch.distributed.ReduceOp.MAX, group=group)
+        torch._foreach_copy_(staged, list(flat.split(TENSORS)))
+
+
+def recipe_state(module: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """What delayed scaling has learnt, as plain tensors: for exact resumption, beside the state dict.
+
+    Args:
+        module: a te_ops layer, or a model that has some.
+
+    Returns:
+        For each layer, by its name in `module`: ``fwd_scale [3]``, ``fwd_history [len, 3]`` (input, weight, output),
+        ``bwd_scale [2]``, ``bwd_history [len, 2]`` (output gradient, input gradient), fp32 copies.
+    """
+    result = {}
+    for name, layer in module.named_modules():
+        state: Any = getattr(layer, "_fp8_state", None)
+        if state is None:
+            continue
+        rows = history(state, layer._history_len)  # type: ignore[arg-type]
+        result[name] = {
+            "fwd_scale": scales(state)[FORWARD].clone(),
+            "fwd_history": rows[:, FORWARD].clone(),
+            "bwd_scale": scales(state)[BACKWARD].clone(),
+            "bwd_history": rows[:, BACKWARD].clone(),
+        }
+    return result
+
+
+def load_recipe_state(module: nn.Module, state: dict[str, dict[str, Tensor]]) -> None:
+    """Takes what `recipe_state` gave.
+
+    Raises:
+        ValueError: names, shapes or dtypes differ from what `module` has; then nothing is changed.
+    """
+    layers = {n: m for n, m in module.named_modules() if getattr(m, "_fp8_state", None) is not None}
+    if layers.keys() != state.keys():
+        differing = sorted(layers.keys() ^ state.keys())
+        raise ValueError(f"te_ops.load_recipe_state: the names of layers differ: {', '.join(differing)}")
+    for name, entry in state.items():
+        if set(entry) != {"fwd_scale", "fwd_history", "bwd_scale", "bwd_history"}:
+            raise ValueError(f"te_ops.load_recipe_state: {name!r} has the entries {sorted(entry)}")
+        rows = entry["fwd_history"].shape[0]
+        wanted = {"fwd_scale": (3,), "fwd_history": (rows, 3), "bwd_scale": (2,), "bwd_history": (rows, 2)}
+        for key, shape in wanted.items():
+            if tuple(entry[key].shape) != shape or entry[key].dtype != torch.float32 or rows < 1:
+                raise ValueError(
+                    f"te_ops.load_recipe_state: {name!r}: {key} is {entry[key].dtype} {list(entry[key].shape)}: "
+                    f"must be float32 {list(shape)}"
+                )
+        length = layers[name]._history_len
+        if rows != length:
+            raise ValueError(
+                f"te_ops.load_recipe_state: {name!r}: fwd_history has {rows} rows: must have {length}, the history "
+                "length of the layer"
+            )
+    for name, entry in state.items():
+        target: Any = layers[name]._fp8_state
+        target[0] = 0  # a region in the past: what is staged rolls at the next one
+        scales(target)[FORWARD] = entry["fwd_scale"].to(target.device)
+        scales(target)[BACKWARD] = entry["bwd_scale"].to(target.device)
+        history(target, int(layers[name]._history_len))[:, FORWARD] = entry["fwd_history"].to(target.device)  # type: ignore[arg-type]
+        history(target, int(layers[name]._history_len))[:, BACKWARD] = entry["bwd_history"].to(target.device)  # type: ignore[arg-type]

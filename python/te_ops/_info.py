@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from . import _C
+from ._autocast import is_fp8_available
 
 
 def _version() -> str:
@@ -70,7 +71,8 @@ def info() -> dict[str, Any]:
         ``versions``: name -> version or None. ``devices``: one dict a GPU with ``name``, ``capability`` and
         whether it is ``supported`` by the compiled code. ``backends``: "cpu" and "cuda" -> ``compiled``,
         ``usable``, and if not usable the ``reason`` and the ``remedy``. ``cuda_archs``: what CUDA code was
-        compiled for.
+        compiled for. ``recipes``: name -> ``status`` on the current device ("native", "emulated", "unavailable") and
+        the ``reason``.
 
     Asking does not create a CUDA context unless there is a GPU.
     """
@@ -108,6 +110,21 @@ def info() -> dict[str, Any]:
         "devices": devices,
         "backends": {"cpu": {"compiled": True, "usable": True, "reason": "", "remedy": ""}, "cuda": cuda},
         "cuda_archs": archs,
+        "recipes": _recipes(),
+    }
+
+
+def _recipes() -> dict[str, dict[str, str]]:
+    """For each recipe, on the current device: "native", "emulated" or "unavailable", and why."""
+    native, reason = is_fp8_available()
+    per_tensor = {"status": "native" if native else "emulated", "reason": reason}
+    later = {"status": "unavailable", "reason": "not in this version"}
+    return {
+        "DelayedScaling": per_tensor,
+        "Float8CurrentScaling": dict(per_tensor),
+        "Float8BlockScaling": later,
+        "MXFP8BlockScaling": dict(later),
+        "NVFP4BlockScaling": dict(later),
     }
 
 
@@ -127,4 +144,7 @@ def report() -> str:
         else:
             lines.append(f"{'backend ' + name:20} not usable: {backend['reason']}")
             lines.append(f"{'':20} remedy: {backend['remedy']}")
+    for name, recipe in data["recipes"].items():
+        why = f": {recipe['reason']}" if recipe["reason"] else ""
+        lines.append(f"{'recipe ' + name:27} {recipe['status']}{why}")
     return "\n".join(lines)

@@ -220,6 +220,7 @@ class LinearFP8(torch.autograd.Function):
         state: Tensor | None,
         region: Tensor | None,
         new_scale: Tensor | None,
+        backward_state: Tensor | None,
         token: Tensor | None,
         o: Options,
         *main_grads: Tensor,
@@ -243,7 +244,7 @@ class LinearFP8(torch.autograd.Function):
             w_scale_inv if need_dx else None,
         )
         ctx.original = original
-        ctx.state = state
+        ctx.state = backward_state
         ctx.token = token
         ctx.options = o
         ctx.main_grads = main_grads
@@ -284,8 +285,8 @@ class LinearFP8(torch.autograd.Function):
             dw = None
         grads = (dx, dw, db)
         if must_seal():
-            grads = seal(grads, dy, x_col, w_col)
-        return (*grads, *(None for _ in range(11)), *(None for _ in ctx.main_grads))
+            grads = seal(grads, torch.empty(0, requires_grad=True))  # codes have no history to tie to
+        return (*grads, *(None for _ in range(12)), *(None for _ in ctx.main_grads))
 
 
 def _column_copy(x: Tensor, pow2: bool) -> Buffers:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import _delayed
+from . import _delayed, _weight_cache
 from ._autocast import region
 from ._autocast import state as active
 from ._linear_fp8 import (
@@ -27,7 +27,7 @@ from .recipe import Format, Recipe
 if TYPE_CHECKING:
     from .linear import Linear
 
-_Y, _DX = 2, 4  # tensors of a delayed-scaling state
+_W, _Y, _DX = 1, 2, 4  # tensors of a delayed-scaling state
 
 
 def _options(recipe: Any, module: Linear, dtype: torch.dtype, dw_dtype: torch.dtype, accumulate: bool) -> Options:
@@ -125,6 +125,22 @@ def _buffers(t: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     return t.te_buffers()  # type: ignore[no-any-return]
 
 
+def _cached_weight(
+    module: Linear, weight: Tensor, first: bool, state: Any, region_: Any, new_scale: Any, o: Options
+) -> Any:
+    """The codes of the weight over the microbatches of a step. Under delayed scaling its amax is staged with them."""
+    if not o.delayed:
+        return _weight_cache.cached(module, weight, first, None, int(o.pow2_w), o.pow2_w)
+    stale = not torch.compiler.is_compiling() and _weight_cache.is_stale(module, weight, 2)
+    if first or stale:
+        with torch.no_grad():  # rolls the state and stages the amax; the codes of this one pass are not kept
+            quantize_delayed(
+                weight.detach(), state, region_, new_scale, o.history_len, o.margin, _W, False, True, False,
+                o.most_recent, o.e5m2, o.stage,
+            )  # fmt: skip
+    return _weight_cache.cached(module, weight, first, _delayed.scales(state)[_W : _W + 1], 2, False)
+
+
 def _activation_dtype(inp: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(inp.device.type):
         return torch.get_autocast_dtype(inp.device.type)
@@ -162,8 +178,13 @@ def forward_fp8(
         inp = inp.to(dtype)
     b = None if bias is None else bias.to(dtype)
     state, region_, new_scale = _state(module, recipe)
+    own_state = state
+    if state is not None and active.checkpoint is not None:
+        state, region_ = active.checkpoint.state(state, region_)
     o = _options(recipe, module, dtype, weight.dtype, is_first_microbatch is not True)
     x_parts, w_parts = _buffers(inp), _buffers(weight)
+    if is_first_microbatch is not None and w_parts[0] is None and not module._is_split:
+        w_parts = _cached_weight(module, weight, is_first_microbatch, state, region_, new_scale, o)
     if not torch.is_grad_enabled():
         y, _, _ = run_forward(
             operand(inp, *x_parts), operand(weight, *w_parts), b, state, region_, new_scale, o, False, False
@@ -175,6 +196,6 @@ def forward_fp8(
     fused = module.fuse_wgrad_accumulation and token is None and weight.requires_grad
     main_grads = module._main_grads() if fused else ()
     y = LinearFP8.apply(
-        inp, weight, b, *x_parts, *w_parts, state, region_, new_scale, token, o, *main_grads
+        inp, weight, b, *x_parts, *w_parts, state, region_, new_scale, own_state, token, o, *main_grads
     )
     return _QuantizeOutput.apply(y, state, region_, new_scale, o) if fp8_output else y

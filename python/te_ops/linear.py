@@ -11,15 +11,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from . import _deferred, _delayed
+from . import _deferred, _delayed, _weight_cache
 from ._autocast import state as active
 from ._bundle import bind
 from ._linear_fp8 import DTYPES as _DTYPES
 from ._linear_fp8 import Buffers, Wgrad, WgradInto, wgrad, wgrad_into
 from ._linear_recipe import forward_fp8, plain, stage_amaxes
+from ._model_init import state as model_init
 from ._module import Module, default_device, refuse
 from ._seal import must_seal, seal
-from .quantized_tensor import QuantizedTensor
+from .quantized_tensor import QuantizedTensor, quantize
 
 
 
@@ -169,6 +170,10 @@ def _autocast(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, T
         return x, w, b
     dtype = torch.get_autocast_dtype(device_type)
     return x.to(dtype), w.to(dtype), None if b is None else b.to(dtype)
+
+
+def _pow2_weights(recipe: Any) -> bool:
+    return not recipe.delayed() and recipe.power_2_scales()[1]
 
 
 def _split_sizes(parameters_split: Any, out_features: int) -> dict[str, int]:
@@ -328,6 +333,10 @@ class Linear(Module):
         self._rng_tracker_name = rng_tracker_name
         self._wgrad_hooks: list[Callable[[], Any]] = []
 
+        self._quantized = model_init.recipe is not None
+        self._preserve_init = model_init.preserve
+        self._weight_token = _weight_cache.new_token()
+
         where = default_device() if device is None else torch.device(device)
         sizes = _split_sizes(parameters_split, out_features)
         self._is_split = parameters_split is not None
@@ -335,14 +344,16 @@ class Linear(Module):
         self.bias_names = tuple(f"{prefix}_bias" if prefix else "bias" for prefix in sizes)
         for weight_name, rows in zip(self.weight_names, sizes.values(), strict=True):
             weight = torch.empty(rows, in_features, dtype=dtype, device=where)
+            if self._quantized:
+                weight = quantize(weight.zero_(), pow2=_pow2_weights(model_init.recipe))
             self.register_parameter(weight_name, nn.Parameter(weight))
         for bias_name, rows in zip(self.bias_names, sizes.values(), strict=True):
             values = nn.Parameter(torch.empty(rows, dtype=dtype, device=where)) if bias else None
             self.register_parameter(bias_name, values)
         self._wgrad_token = _deferred.new_token(self) if delay_wgrad_compute else None
-        self._quantized = False
         self._history_len = _delayed.DEFAULT_LEN
         self.register_buffer("_fp8_state", _delayed.new_state(where), persistent=False)
+        _delayed.register(self)
         if where.type != "meta":
             self.reset_parameters()
 
@@ -360,16 +371,20 @@ class Linear(Module):
             fork: Any = nullcontext()
         else:
             fork = tracker().fork(self._rng_tracker_name) if self._rng_tracker_name else tracker().fork()
+        _delayed.reset(self._fp8_state)
         weights = [self.get_parameter(name) for name in self.weight_names]
         with torch.no_grad():
             with fork:
-                if not self._is_split:
+                if not self._is_split and not self._quantized:
                     self._init_method(weights[0])
                 else:
-                    whole = torch.empty_like(torch.cat([w.detach() for w in weights]))
+                    rows = [w.shape[0] for w in weights]
+                    whole = torch.empty(sum(rows), self.in_features, dtype=weights[0].dtype, device=weights[0].device)
                     self._init_method(whole)
-                    for weight, part in zip(weights, whole.split([w.shape[0] for w in weights]), strict=True):
+                    for weight, part in zip(weights, whole.split(rows), strict=True):
                         weight.copy_(part)
+                        if self._preserve_init and isinstance(weight, QuantizedTensor):
+                            weight.high_precision_init_val = part.cpu()
             for name in self.bias_names:
                 if self.use_bias:
                     self.get_parameter(name).zero_()
@@ -397,12 +412,15 @@ class Linear(Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Linear:
         clone = cast(Linear, super().__deepcopy__(memo))
+        clone._weight_token = _weight_cache.new_token()
+        _delayed.register(clone)
         if self.delay_wgrad_compute:  # what waits stays with the original
             clone._wgrad_token = _deferred.new_token(clone)
         return clone
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        _delayed.register(self)
         if self.delay_wgrad_compute:
             self._wgrad_token = _deferred.new_token(self)
 

@@ -76,6 +76,7 @@ class QuantizedTensor(torch.Tensor):
     col: Tensor | None
     scale_inv: Tensor
     pow2: bool
+    high_precision_init_val: Tensor | None
 
     @staticmethod
     def __new__(
@@ -115,6 +116,7 @@ class QuantizedTensor(torch.Tensor):
             cls, shape, dtype=dtype, device=codes.device, requires_grad=requires_grad
         )
         self.row, self.col, self.scale_inv, self.pow2 = row, col, scale_inv, pow2
+        self.high_precision_init_val = None
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -196,6 +198,14 @@ class QuantizedTensor(torch.Tensor):
                 mine.copy_(new)  # type: ignore[arg-type]
         return self
 
+    def get_high_precision_init_val(self) -> Tensor | None:
+        """The initial values that `quantized_model_init` kept on the CPU, or None."""
+        return self.high_precision_init_val
+
+    def clear_high_precision_init_val(self) -> None:
+        """Frees them."""
+        self.high_precision_init_val = None
+
     def _like(self, change: Callable[[Tensor], Tensor], **kwargs: Any) -> QuantizedTensor:
         row, col = (None if t is None else change(t) for t in (self.row, self.col))
         options = {"dtype": self.dtype, "pow2": self.pow2, "shape": self.shape, **kwargs}
@@ -229,6 +239,10 @@ def _rebuild(
     return QuantizedTensor(
         row, col, scale_inv, dtype=dtype, pow2=pow2, shape=torch.Size(shape), requires_grad=requires_grad
     )
+
+
+# torch.load(weights_only=True) rebuilds nothing that is not on its list.
+torch.serialization.add_safe_globals([_rebuild])
 
 
 def quantize(
