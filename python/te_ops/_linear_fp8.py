@@ -244,7 +244,7 @@ class LinearFP8(torch.autograd.Function):
             w_scale_inv if need_dx else None,
         )
         ctx.original = original
-        ctx.state = backward_state
+        ctx.state = state if backward_state is None else backward_state
         ctx.token = token
         ctx.options = o
         ctx.main_grads = main_grads

@@ -32,7 +32,8 @@ _W, _Y, _DX = 1, 2, 4  # tensors of a delayed-scaling state
 
 def _options(recipe: Any, module: Linear, dtype: torch.dtype, dw_dtype: torch.dtype, accumulate: bool) -> Options:
     delayed = recipe.delayed()
-    stage = torch.is_grad_enabled() or active.calibrating
+    # A reentrant checkpoint runs its forward without gradients, and it is the forward that counts.
+    stage = torch.is_grad_enabled() or active.calibrating or active.checkpoint is not None
     common = (recipe.fp8_format == Format.HYBRID,)
     if delayed:
         pow2 = (False, False, False)
@@ -178,9 +179,11 @@ def forward_fp8(
         inp = inp.to(dtype)
     b = None if bias is None else bias.to(dtype)
     state, region_, new_scale = _state(module, recipe)
-    own_state = state
+    own_state = None  # where backward stages, if that is another; compiled code refuses the same tensor twice
     if state is not None and active.checkpoint is not None:
+        own_state = state
         state, region_ = active.checkpoint.state(state, region_)
+        own_state = None if own_state is state else own_state
     o = _options(recipe, module, dtype, weight.dtype, is_first_microbatch is not True)
     x_parts, w_parts = _buffers(inp), _buffers(weight)
     if is_first_microbatch is not None and w_parts[0] is None and not module._is_split:
