@@ -189,10 +189,10 @@ static PyObject *entry_dict(const te_op *op, const te_entry *entry) {
   if (!flags) return NULL;
   const char *buffer = entry->name + (entry->kind == TE_KIND_TENSOR ? strlen(slot->name) : 0);
   return Py_BuildValue(
-      "{s:s,s:s,s:s,s:s,s:s,s:N,s:O,s:O,s:O,s:N,s:N}", "name", entry->name, "kind", kinds[entry->kind], "slot",
-      slot->name, "type", slot->type, "buffer", *buffer == '_' ? buffer + 1 : "", "flags", flags, "optional",
-      entry->is_optional ? Py_True : Py_False, "mutable", entry->is_mutable ? Py_True : Py_False, "union",
-      entry->quantized_dtypes || entry->part_of >= 0 ? Py_True : Py_False, "condition",
+      "{s:s,s:s,s:s,s:s,s:s,s:N,s:O,s:O,s:O,s:N,s:N}", "name", entry->name, "kind", kinds[entry->kind],
+      "slot", slot->name, "type", slot->type, "buffer", *buffer == '_' ? buffer + 1 : "", "flags", flags,
+      "optional", entry->is_optional ? Py_True : Py_False, "mutable", entry->is_mutable ? Py_True : Py_False,
+      "union", entry->quantized_dtypes || entry->part_of >= 0 ? Py_True : Py_False, "condition",
       condition_of(op, entry), "default", default_of(entry));
 }
 

@@ -23,9 +23,14 @@ static int fill_rows(const te_context *ctx, te_matrix out, const void *row) {
   return TE_OK;
 }
 
-static int64_t no_tiles(int64_t rows) {
-  (void)rows;
+static int64_t no_tiles(const te_cast *c) {
+  (void)c;
   return 0;
+}
+
+static bool is_one_tile(const te_cast *c) {
+  (void)c;
+  return false;
 }
 
 static int finish_sums(const te_context *ctx, const float *partial, int64_t n, int64_t cols, void *sums,
@@ -209,5 +214,5 @@ static int column_sums(const te_context *ctx, te_matrix m, void *sums) {
   return te__cpu_column_sums(ctx, m, sums);
 }
 
-const te_fp8_backend te__fp8_cpu = {zero,      amax,        cast,     transpose,   decode, gemm,
-                                    fill_rows, column_sums, no_tiles, finish_sums, roll};
+const te_fp8_backend te__fp8_cpu = {zero,      amax,        cast,     transpose,   decode,      gemm,
+                                    fill_rows, column_sums, no_tiles, is_one_tile, finish_sums, roll};

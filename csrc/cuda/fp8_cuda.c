@@ -117,19 +117,21 @@ static int native_gemm(const te_context *ctx, const te_fp8_gemm *g) {
   return padded_d ? copy_2d(ctx, g->d.data, g->n, padded_d, n, g->m, g->n, size) : TE_OK;
 }
 
+/* bf16 and f16 both hold every code exactly; which one it is follows from the output. */
 static int values_of(const te_context *ctx, const void *codes, te_dtype dtype, int64_t rows, int64_t cols,
-                     te_matrix *out) {
+                     te_dtype out_dtype, te_matrix *out) {
   te_matrix m = {(void *)(uintptr_t)codes, rows, cols, cols, 1, dtype};
-  *out = (te_matrix){NULL, rows, cols, cols, 1, TE_bf16};
+  *out = (te_matrix){NULL, rows, cols, cols, 1, out_dtype};
   TE_TRY(workspace(ctx, rows * cols * 2, &out->data));
-  return decode(ctx, m, NULL, out->data, TE_bf16);
+  return decode(ctx, m, NULL, out->data, out_dtype);
 }
 
 static int emulated_gemm(const te_context *ctx, const te_fp8_gemm *g) {
   te_matrix a, b;
   void *alpha_beta;
-  TE_TRY(values_of(ctx, g->a, g->a_dtype, g->m, g->k, &a));
-  TE_TRY(values_of(ctx, g->b, g->b_dtype, g->n, g->k, &b));
+  te_dtype dtype = g->d.dtype == TE_f16 ? TE_f16 : TE_bf16;
+  TE_TRY(values_of(ctx, g->a, g->a_dtype, g->m, g->k, dtype, &a));
+  TE_TRY(values_of(ctx, g->b, g->b_dtype, g->n, g->k, dtype, &b));
   TE_TRY(workspace(ctx, 2 * sizeof(float), &alpha_beta));
   TE_CUDA_TRY(ctx, te__alpha_beta(g->a_scale_inv, g->b_scale_inv, g->beta, alpha_beta, ctx->stream));
   te_gemm gemm = {
@@ -152,6 +154,15 @@ static int gemm(const te_context *ctx, const te_fp8_gemm *gemm_) {
   return native ? native_gemm(ctx, &g) : emulated_gemm(ctx, &g);
 }
 
-const te_fp8_backend te__fp8_cuda = {
-    zero,        amax, cast, transpose, decode, gemm, fill_rows, te__cuda_column_sums, te__cast_row_tiles,
-    finish_sums, roll};
+const te_fp8_backend te__fp8_cuda = {zero,
+                                     amax,
+                                     cast,
+                                     transpose,
+                                     decode,
+                                     gemm,
+                                     fill_rows,
+                                     te__cuda_column_sums,
+                                     te__cast_sum_tiles,
+                                     te__cast_is_one_tile,
+                                     finish_sums,
+                                     roll};

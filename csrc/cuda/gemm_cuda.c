@@ -156,7 +156,7 @@ static int fastest(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t
   float times[MAX_CANDIDATES], elapsed;
   size_t most = 0, d_bytes = (size_t)(p->key.m * p->key.n) * (p->key.type_out == CUDA_R_32F ? 4 : 2);
   void *workspace, *d = p->gemm->d.data;
-  cudaEvent_t start, stop;
+  cudaEvent_t start = NULL, stop = NULL;
   for (int i = 0; i < n; i++) {
     times[i] = 1e30f;
     if (plans[i].workspace > most) most = plans[i].workspace;
@@ -177,7 +177,7 @@ static int fastest(const te_context *ctx, const te_cublas *lib, cublasLtHandle_t
       if (error == cudaSuccess && round > 0 && elapsed < times[i]) times[i] = elapsed; /* round 0 warms up */
     }
   cudaEventDestroy(start);
-  cudaEventDestroy(stop);
+  if (stop) cudaEventDestroy(stop);
   TE_TRY(rc);
   TE_CUDA_TRY(ctx, error);
   *best = 0;

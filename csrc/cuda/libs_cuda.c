@@ -76,10 +76,13 @@ static int create_handle(const te_context *ctx, const te_cublas *lib) {
   /* Creation may allocate, which a stream capture in this thread would refuse. */
   enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   TE_CUDA_TRY(ctx, cudaThreadExchangeStreamCaptureMode(&mode));
-  cublasStatus_t status = lib->cublasLtCreate(&handles[ctx->device_index]);
+  cublasLtHandle_t handle = NULL;
+  cublasStatus_t status = lib->cublasLtCreate(&handle);
   TE_CUDA_TRY(ctx, cudaThreadExchangeStreamCaptureMode(&mode));
   TE_REQUIRE(ctx->status, status == CUBLAS_STATUS_SUCCESS, "%s: cublasLtCreate failed on cuda:%d: %s",
              ctx->op, (int)ctx->device_index, lib->cublasLtGetStatusName(status));
+  __atomic_store_n(&handles[ctx->device_index], handle,
+                   __ATOMIC_RELEASE); /* others read it without the lock */
   return TE_OK;
 }
 

@@ -54,8 +54,10 @@ typedef struct te_fp8_backend {
   int (*gemm)(const te_context *ctx, const te_fp8_gemm *gemm);
   int (*fill_rows)(const te_context *ctx, te_matrix out, const void *row); /* NULL: zeros */
   int (*column_sums)(const te_context *ctx, te_matrix m, void *sums);      /* in m's dtype */
-  /* How many partial sums a cast makes of so many rows; 0: it makes none. */
-  int64_t (*sum_tiles)(int64_t rows);
+  /* How many partial sums a cast makes; 0: it makes none. */
+  int64_t (*sum_tiles)(const te_cast *cast);
+  /* Whether a cast by current scaling needs no amax pass before it. */
+  bool (*is_one_tile)(const te_cast *cast);
   int (*finish_sums)(const te_context *ctx, const float *partial, int64_t n, int64_t cols, void *sums,
                      te_dtype dtype);
   /* Zeroes `zero`, and rolls the state's history if a new region began since it was last rolled. */

@@ -141,7 +141,7 @@ static bool is_there(const te_arg *arg) { return arg && arg->present; }
 static int cast_gradient(const te_context *ctx, const te_fp8_backend *be, const backward_args *a,
                          te_matrix dy, te_cast *cast) {
   void *partial = NULL, *words;
-  int64_t tiles = dy.col_stride == 1 && is_there(a->db) && !te__is_empty(&dy) ? be->sum_tiles(dy.rows) : 0;
+  int64_t tiles = dy.col_stride == 1 && is_there(a->db) && !te__is_empty(&dy) ? be->sum_tiles(cast) : 0;
   cast->pow2 = te_flag(a->options, B_POW2);
   if (tiles > 0) {
     TE_TRY(make_workspace(ctx, tiles * dy.cols * (int64_t)sizeof(float), &partial));
@@ -213,12 +213,23 @@ static int input_gradient(const te_context *ctx, const te_fp8_backend *be, const
                                       .fast = te_flag(a->options, B_FAST_DGRAD)});
 }
 
+/* Memory for the codes of dy that only dgrad reads: dw's, where they fit, which wgrad overwrites afterwards.
+ */
+static void *borrowed(const backward_args *a, te_matrix dy) {
+  if (!is_there(a->dw) || a->accumulate) return NULL;
+  te_matrix dw = te__matrix_of(a->dw);
+  int64_t bytes = dw.rows * dw.cols * (dw.dtype == TE_f32 ? 4 : 2);
+  return dy.rows * dy.cols <= bytes && (uintptr_t)dw.data % 16 == 0 ? dw.data : NULL;
+}
+
 static int backward(const te_context *ctx, const te_fp8_backend *be, const backward_args *a) {
   te_matrix dy = te__matrix_of(a->dy);
   bool keeps = is_there(a->dyq), need_col = is_there(a->dw) || keeps, need_row = is_there(a->dx),
        was_cast = false;
   operand g = {.dtype = te_flag(a->options, B_E5M2) ? TE_e5m2 : TE_e4m3};
   void *row = NULL, *col = NULL, *scale_inv = NULL;
+  TE_REQUIRE(ctx->status, is_quantized(a->dy) || !is_there(a->db) || a->db->buf->dtype == dy.dtype,
+             "%s: dy does not have the dtype of db, which `dtype` names", ctx->op);
   if (need_col && !keeps) TE_TRY(make_workspace(ctx, dy.rows * dy.cols, &col));
   if (is_quantized(a->dy)) {
     g = (operand){dy.dtype, dy.data, a->dy->buf[1].data, a->dy->buf[2].data};
@@ -234,7 +245,8 @@ static int backward(const te_context *ctx, const te_fp8_backend *be, const backw
     }
     if (is_there(a->db)) TE_TRY(bias_gradient_of_codes(ctx, be, a->db, dy, g.scale_inv));
   } else if (need_row || need_col) {
-    if (need_row) TE_TRY(make_workspace(ctx, dy.rows * dy.cols, &row));
+    if (need_row) row = borrowed(a, dy);
+    if (need_row && !row) TE_TRY(make_workspace(ctx, dy.rows * dy.cols, &row));
     if (keeps)
       scale_inv = a->dyq->buf[1].data;
     else
@@ -249,7 +261,7 @@ static int backward(const te_context *ctx, const te_fp8_backend *be, const backw
     TE_TRY(be->column_sums(ctx, dy, a->db->buf->data));
   }
   if (need_row) TE_TRY(input_gradient(ctx, be, a, &g, te__matrix_of(a->dx), dy.cols));
-  if (was_cast && row) drop(ctx, &row);
+  if (was_cast && row) drop(ctx, &row); /* does nothing to borrowed memory */
   if (!is_there(a->dw)) return TE_OK;
   operand x = saved(a->x);
   return weight_gradient(ctx, be, &g, &x, dy.rows, te__matrix_of(a->dw), a->accumulate,

@@ -18,13 +18,14 @@ int te__cast_current(const te_context *ctx, const te_fp8_backend *be, te_cast *c
   te_matrix unscaled[TE_CASTS];
   te_amax_word *amaxes[TE_CASTS], *words;
   void *memory;
+  bool scans[TE_CASTS];
   int count = 0;
-  for (int i = 0; i < n; i++) count += casts[i].scale == NULL;
+  for (int i = 0; i < n; i++) count += scans[i] = !casts[i].scale && !be->is_one_tile(&casts[i]);
   TE_TRY(ctx->services->workspace(ctx, (size_t)count * sizeof(te_amax_word), &memory));
   words = memory;
   if (count > 0) TE_TRY(be->zero(ctx, words, (size_t)count * sizeof(te_amax_word)));
   for (int i = 0, c = 0; i < n; i++) {
-    if (casts[i].scale) continue;
+    if (!scans[i]) continue;
     unscaled[c] = casts[i].x;
     amaxes[c] = &words[c];
     casts[i].amax = &words[c++];
@@ -95,7 +96,7 @@ static int quantize(const te_context *ctx, const te_fp8_backend *be, const te_ar
     cast.amax = word;
     TE_TRY(be->amax(ctx, &cast.x, &word, 1));
   }
-  int64_t tiles = x.col_stride == 1 ? be->sum_tiles(x.rows) : 0;
+  int64_t tiles = x.col_stride == 1 ? be->sum_tiles(&cast) : 0;
   bool fused = a->sums.present && tiles > 0 && !te__is_empty(&x);
   if (fused) {
     TE_TRY(ctx->services->workspace(ctx, (size_t)(tiles * x.cols) * sizeof(float), &partial));

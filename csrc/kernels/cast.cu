@@ -45,6 +45,11 @@ __device__ __forceinline__ float scale_of(const te_cast &c) {
   return c.scale ? *c.scale : te_current_scale(c.amax->amax, te_fp8_max(c.out), c.pow2);
 }
 
+/* Of a tensor that is one tile: its amax is the block's own business. */
+__device__ __forceinline__ float scale_of_tile(const te_cast &c, float amax) {
+  return te_current_scale(block_max<WARPS>(amax), te_fp8_max(c.out), c.pow2);
+}
+
 __device__ __forceinline__ void finish(const place &p, float amax) {
   const te_cast &c = p.j->cast;
   if (threadIdx.x == 0 && p.tile == 0 && c.scale_inv) *c.scale_inv = 1.0f / p.scale;
@@ -61,10 +66,10 @@ __device__ __forceinline__ void finish(const place &p, float amax) {
 }
 
 /* Adds up the sums of the block's warps: `sums` has 128 columns for each. */
-template <int COLS> __device__ __forceinline__ void store_sums(const place &p, float (*sums)[TILE]) {
+__device__ __forceinline__ void store_sums(const place &p, float (*sums)[TILE]) {
   const te_cast &c = p.j->cast;
   int col = threadIdx.x;
-  if (col >= COLS || p.col + col >= c.x.cols) return;
+  if (col >= TILE || p.col + col >= c.x.cols) return;
   float sum = 0;
 #pragma unroll
   for (int w = 0; w < WARPS; w++) sum += sums[w][col];
@@ -183,9 +188,17 @@ __global__ void __launch_bounds__(THREADS, IN == TE_f32 ? 2 : 4)
     in[i] = {};
     if (i < n_rows) in[i].load(from + i * c.x.row_stride);
   }
-  if constexpr (IN != TE_e4m3) p.scale = scale_of(c);
-  uint2 codes[SUB];
   uint32_t most = 0;
+  if constexpr (IN != TE_e4m3) {
+    if (c.scale || c.amax) {
+      p.scale = scale_of(c);
+    } else {
+#pragma unroll
+      for (int i = 0; i < SUB; i++) in[i].add_to(most);
+      p.scale = scale_of_tile(c, largest<IN>(most));
+    }
+  }
+  uint2 codes[SUB];
   float sum[SUB] = {};
   bool has_sums = c.col_sums != NULL, has_record = c.record != NULL;
   uint8_t *to = (uint8_t *)c.row + row * c.x.cols + col;
@@ -218,7 +231,7 @@ __global__ void __launch_bounds__(THREADS, IN == TE_f32 ? 2 : 4)
         for (int v = 0; v < SUB; v++) sums[warp][col_group * SUB + v] = sum[v];
       }
       __syncthreads();
-      store_sums<TILE>(p, sums);
+      store_sums(p, sums);
     }
     finish(p, largest<IN>(most));
   }
@@ -248,80 +261,119 @@ __device__ __forceinline__ void store_line(uint8_t *to, const uint32_t *words, i
   }
 }
 
-/* Four neighbours of a row in aligned memory; `begin` to `end` of them belong to the tile, the others become
- * 0. */
-template <te_dtype IN>
-__device__ __forceinline__ void load_group(const typename element<IN>::type *from, int begin, int end,
-                                           typename element<IN>::type (&out)[GROUP]) {
-  typedef typename element<IN>::type T;
-  struct alignas(sizeof(T) * GROUP) group {
-    T v[GROUP];
-  } in = {};
-  if (begin < end) in = *(const group *)from;
+/* Four neighbours of a row as they lie in aligned memory. */
+template <te_dtype IN> struct group_of {
+  static constexpr int words = IN == TE_f32 ? 4 : IN == TE_e4m3 ? 1 : 2;
+  uint32_t w[words];
+
+  __device__ void load(const void *from) {
+    if constexpr (words == 4)
+      *(uint4 *)w = *(const uint4 *)from;
+    else if constexpr (words == 2)
+      *(uint2 *)w = *(const uint2 *)from;
+    else
+      w[0] = *(const uint32_t *)from;
+  }
+
+  /* Makes 0 of what lies before `begin` or from `end` on. */
+  __device__ void keep(int begin, int end) {
+    constexpr int bits = words * 8; /* of an element */
 #pragma unroll
-  for (int v = 0; v < GROUP; v++) out[v] = v >= begin && v < end ? in.v[v] : (T)0;
-}
+    for (int i = 0; i < words; i++) {
+      int first = begin * bits - i * 32, last = end * bits - i * 32;
+      uint32_t mask = (first < 32 ? ~0u << max(first, 0) : 0u) & (last > 0 ? ~0u >> max(32 - last, 0) : 0u);
+      w[i] &= mask;
+    }
+  }
+
+  __device__ void values(float (&x)[GROUP]) const {
+    if constexpr (words == 4) {
+#pragma unroll
+      for (int i = 0; i < GROUP; i++) x[i] = __uint_as_float(w[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < GROUP / 2; i++) {
+        float2 pair = unpack2<IN>(w[i]);
+        x[2 * i] = pair.x;
+        x[2 * i + 1] = pair.y;
+      }
+    }
+  }
+};
 
 template <te_dtype IN, bool E5M2>
-__global__ void __launch_bounds__(THREADS, 4) cast_any(const __grid_constant__ jobs work) {
+__global__ void __launch_bounds__(THREADS, IN == TE_f32 ? 2 : 4) cast_any(const __grid_constant__ jobs work) {
   typedef typename element<IN>::type T;
+  constexpr int rounds = TILE / (WARPS * GROUP);
   __shared__ uint32_t rows[TILE][32], cols[TILE][32]; /* the tile's codes, and its transpose, 4 to a word */
-  __shared__ float sums[WARPS][TILE];
   place p = find_place<TILE, ANY_COLS>(work);
   const te_cast &c = p.j->cast;
-  if constexpr (IN != TE_e4m3) p.scale = scale_of(c);
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int n_rows = (int)max((int64_t)0, min((int64_t)TILE, c.x.rows - p.row)),
       n_cols = (int)max((int64_t)0, min((int64_t)ANY_COLS, c.x.cols - p.col));
+  if (n_cols == 0) n_rows = 0; /* rows without columns have no address */
   const T *from = (const T *)c.x.data + p.row * c.x.row_stride + p.col;
-  float amax = 0, sum[GROUP] = {};
-  for (int r = warp * GROUP; r < n_rows; r += WARPS * GROUP) {
-    T in[GROUP][GROUP];
-    int skew[GROUP]; /* elements between the aligned address and the row's first one */
+  group_of<IN> in[rounds][GROUP]; /* all loads first, so that a block waits for memory once */
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
-      const T *begin = from + (r + i) * c.x.row_stride;
-      skew[i] = (int)((uintptr_t)begin / sizeof(T) % GROUP);
-      int first = r + i < n_rows ? max(0, skew[i] - lane * GROUP) : GROUP,
-          end = min(GROUP, n_cols + skew[i] - lane * GROUP);
-      load_group<IN>(begin - skew[i] + lane * GROUP, first, end, in[i]);
+  for (int i = 0; i < rounds * GROUP; i++) {
+    int r = (i / GROUP * WARPS + warp) * GROUP + i % GROUP;
+    const T *begin = from + r * c.x.row_stride;
+    int skew = (int)((uintptr_t)begin / sizeof(T) %
+                     GROUP); /* elements from the aligned address to the row's first */
+    group_of<IN> &g = in[i / GROUP][i % GROUP];
+    g = {};
+    if (r < n_rows && lane * GROUP < n_cols + skew) g.load(begin - skew + lane * GROUP);
+  }
+  if constexpr (IN != TE_e4m3) {
+    if (c.scale || c.amax) {
+      p.scale = scale_of(c);
+    } else {
+      float amax = 0, x[GROUP];
+#pragma unroll
+      for (int i = 0; i < rounds * GROUP; i++) {
+        int r = (i / GROUP * WARPS + warp) * GROUP + i % GROUP;
+        int skew = (int)((uintptr_t)(from + r * c.x.row_stride) / sizeof(T) % GROUP);
+        group_of<IN> g = in[i / GROUP][i % GROUP];
+        g.keep(max(0, skew - lane * GROUP), n_cols + skew - lane * GROUP);
+        g.values(x);
+#pragma unroll
+        for (int v = 0; v < GROUP; v++) amax = amax_of(amax, x[v]);
+      }
+      p.scale = scale_of_tile(c, amax);
     }
-    uint32_t codes[GROUP];
+  }
+  float amax = 0;
+#pragma unroll
+  for (int k = 0; k < rounds; k++) {
+    int r = (k * WARPS + warp) * GROUP;
+    uint32_t codes[GROUP], turned[GROUP];
 #pragma unroll
     for (int i = 0; i < GROUP; i++) {
+      int skew = (int)((uintptr_t)(from + (r + i) * c.x.row_stride) / sizeof(T) % GROUP);
+      group_of<IN> &g = in[k][i];
       if constexpr (IN == TE_e4m3) {
-        codes[i] = in[i][0] | (uint32_t)in[i][1] << 8 | (uint32_t)in[i][2] << 16 | (uint32_t)in[i][3] << 24;
+        codes[i] = g.w[0];
       } else {
         float x[GROUP];
+        if (c.record) {
+          g.keep(max(0, skew - lane * GROUP), n_cols + skew - lane * GROUP);
+          g.values(x);
 #pragma unroll
-        for (int v = 0; v < GROUP; v++) {
-          x[v] = to_f32<IN>(in[i][v]);
-          amax = amax_of(amax, x[v]);
+          for (int v = 0; v < GROUP; v++) amax = amax_of(amax, x[v]);
         }
-        if (c.col_sums) { /* columns lie elsewhere in each row: bring them in line first */
-#pragma unroll
-          for (int v = 0; v < GROUP; v++) {
-            float next = __shfl_down_sync(~0u, x[v], 1);
-#pragma unroll
-            for (int s = 0; s < GROUP; s++)
-              if ((v + GROUP - skew[i]) % GROUP == s) sum[s] += v >= skew[i] ? x[v] : lane < 31 ? next : 0.0f;
-          }
-        }
-#pragma unroll
-        for (int v = 0; v < GROUP; v++) x[v] *= p.scale;
-        codes[i] = encode2<E5M2>(x[0], x[1]) | encode2<E5M2>(x[2], x[3]) << 16;
+        g.values(x);
+        codes[i] = encode2<E5M2>(x[0] * p.scale, x[1] * p.scale) |
+                   encode2<E5M2>(x[2] * p.scale, x[3] * p.scale) << 16;
       }
       uint32_t next = __shfl_down_sync(~0u, codes[i], 1);
-      codes[i] = __funnelshift_r(codes[i], next, skew[i] * 8); /* columns 4 * lane to 4 * lane + 3 */
-      if (r + i < n_rows) rows[r + i][lane] = codes[i];
+      codes[i] = __funnelshift_r(codes[i], next, skew * 8); /* columns 4 * lane to 4 * lane + 3 */
+      rows[r + i][lane] = codes[i];
     }
-    uint32_t turned[GROUP];
+    if (!c.col) continue;
     transpose4(codes[0], codes[1], codes[2], codes[3], turned);
 #pragma unroll
     for (int i = 0; i < GROUP; i++) cols[lane * GROUP + i][(r / GROUP) ^ lane] = turned[i];
   }
-#pragma unroll
-  for (int s = 0; s < GROUP; s++) sums[warp][lane * GROUP + s] = sum[s];
   __syncthreads();
   if (c.row)
     for (int r = warp; r < n_rows; r += WARPS)
@@ -329,10 +381,7 @@ __global__ void __launch_bounds__(THREADS, 4) cast_any(const __grid_constant__ j
   if (c.col)
     for (int i = warp; i < n_cols; i += WARPS)
       store_line((uint8_t *)c.col + (p.col + i) * c.x.rows + p.row, cols[i], i / GROUP, n_rows);
-  if constexpr (IN != TE_e4m3) {
-    if (c.col_sums) store_sums<ANY_COLS>(p, sums);
-    finish(p, amax);
-  }
+  if constexpr (IN != TE_e4m3) finish(p, amax);
 }
 
 /* ------------------------------------------------------------------------------------------ launchers ------
@@ -378,12 +427,18 @@ static cudaError_t dispatch(const jobs &work, int64_t blocks, bool aligned, cuda
   }
 }
 
-extern "C" int64_t te__cast_row_tiles(int64_t rows) { return (rows + TILE - 1) / TILE; }
+static int64_t row_tiles(int64_t rows) { return (rows + TILE - 1) / TILE; }
+
+extern "C" int64_t te__cast_sum_tiles(const te_cast *c) { return is_aligned(c) ? row_tiles(c->x.rows) : 0; }
+
+extern "C" bool te__cast_is_one_tile(const te_cast *c) {
+  return c->x.rows <= TILE && c->x.cols <= (is_aligned(c) ? TILE : ANY_COLS);
+}
 
 static void add_job(jobs *work, const te_cast *c, bool aligned, int64_t *blocks) {
   job *j = &work->at[work->n++];
   int64_t width = aligned ? TILE : ANY_COLS;
-  int64_t across = (c->x.cols + width - 1) / width, down = te__cast_row_tiles(c->x.rows);
+  int64_t across = (c->x.cols + width - 1) / width, down = row_tiles(c->x.rows);
   j->cast = *c;
   int64_t tiles = across * down > 0 ? across * down : 1; /* an empty tensor has a scale too */
   j->first_block = (uint32_t)*blocks;

@@ -66,6 +66,7 @@ __device__ __forceinline__ float amax_of(float amax, float x) { return fmaxf(ama
 
 template <int WARPS> __device__ float block_max(float value) {
   __shared__ float warps[WARPS];
+  __syncthreads(); /* an earlier call's readers are done */
   for (int offset = 16; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, offset));
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
   __syncthreads();

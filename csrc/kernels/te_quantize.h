@@ -16,8 +16,9 @@ cudaError_t te__amax_words(const te_matrix *m, te_amax_word *const *out, int n, 
 /* n <= TE_CASTS casts, in one launch if their dtypes are equal. */
 cudaError_t te__cast(const te_cast *casts, int n, cudaStream_t stream);
 
-/* The number of partial sums that a cast makes of so many rows. */
-int64_t te__cast_row_tiles(int64_t rows);
+/* See te_fp8_backend. */
+int64_t te__cast_sum_tiles(const te_cast *c);
+bool te__cast_is_one_tile(const te_cast *c);
 
 /* out = codes^T; both contiguous. */
 cudaError_t te__transpose_codes(const void *codes, void *out, int64_t rows, int64_t cols,

@@ -39,7 +39,10 @@ def region(device: torch.device) -> Tensor:
     """
     counter = _regions.get(device)
     if counter is None:
-        counter = _regions[device] = torch.ones(1, dtype=torch.int32, device=device)
+        with _delayed.outside_inference_mode():
+            counter = torch.ones(1, dtype=torch.int32, device=device)
+        if type(counter) is Tensor:  # not a fake one, made while something is traced
+            _regions[device] = counter
     return counter
 
 

@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     fast: bool  # accumulation, of a quantized product
 
 
-_QUEUES: dict[int, deque[Entry]] = {}
+_QUEUES: dict[int, deque[tuple[Entry, int]]] = {}
 _numbers = itertools.count()
 
 # The queue lives outside of a CUDA graph, so a graph cannot replay an append.
@@ -64,7 +64,8 @@ def defer_wgrad(
 
 
 def _append(entry: Entry, token: torch.Tensor) -> None:
-    _QUEUES[int(token[0])].append(entry)
+    version = 0 if entry.x.is_inference() else entry.x._version
+    _QUEUES[int(token[0])].append((entry, version))
 
 
 def put(entry: Entry, token: torch.Tensor) -> None:
@@ -77,6 +78,18 @@ def put(entry: Entry, token: torch.Tensor) -> None:
 
 
 def pop(token: torch.Tensor) -> Entry | None:
-    """The oldest entry, or None."""
+    """The oldest entry, or None.
+
+    Raises:
+        RuntimeError: its x was changed in place since its backward.
+    """
     queue = _QUEUES[int(token[0])]
-    return queue.popleft() if queue else None
+    if not queue:
+        return None
+    entry, version = queue.popleft()
+    if not entry.x.is_inference() and entry.x._version != version:
+        raise RuntimeError(
+            "te_ops.Linear: backward_dw(): the layer's input was modified in place after its backward, which "
+            "the weight gradient still needs"
+        )
+    return entry

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,10 +19,18 @@ FORWARD, BACKWARD = slice(0, 3), slice(3, 5)  # x, w, y; dy, dx
 DEFAULT_LEN = 1024
 
 
+def outside_inference_mode() -> Any:
+    """A context for making what outlives a call: a tensor made in inference mode could never be trained with."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return nullcontext()
+    return torch.inference_mode(False)
+
+
 def new_state(device: torch.device, capacity: int = DEFAULT_LEN) -> Tensor:
     """Scales 1, history 0, for histories of up to `capacity` rows."""
-    state = torch.empty(HISTORY + TENSORS * capacity, dtype=torch.int32, device=device)
-    reset(state)
+    with outside_inference_mode():
+        state = torch.empty(HISTORY + TENSORS * capacity, dtype=torch.int32, device=device)
+        reset(state)
     return state
 
 
@@ -46,6 +55,11 @@ def history(state: Tensor, length: int) -> Tensor:
 
 def resize(state: Tensor, old: int, new: int) -> Tensor:
     """The state for histories of `new` rows: what is staged, and the newest of the rest at the end."""
+    if new > capacity(state) and torch.compiler.is_compiling():
+        raise RuntimeError(
+            f"te_ops: amax_history_len={new} is more than the {capacity(state)} rows a layer has room for, and compiled "
+            "code cannot make more: run one forward of the layer under this recipe before compiling it"
+        )
     kept = history(state, old).clone()
     target = state if new <= capacity(state) else new_state(state.device, new)
     rows = history(target, new)

@@ -261,20 +261,22 @@ class LinearFP8(torch.autograd.Function):
             x_col, x_scale_inv = _column_copy(saved, o.pow2_x)
         x = Buffers(x_col, x_scale_inv) if need_dw else None
         w = Buffers(w_col, w_scale_inv) if need_dx else None
-        g = dy.te_buffers() if hasattr(dy, "te_buffers") else dy
+        g, e5m2 = dy, o.e5m2
+        if hasattr(dy, "te_buffers"):  # quantized by the next layer, whose recipe may be another
+            g, e5m2 = dy.te_buffers(), dy.codes_dtype == torch.float8_e5m2
         defer = need_dw and ctx.token is not None
         state = ctx.state if o.delayed else None
         dw = dyq = None
         if need_dw and len(ctx.main_grads) == 1 and not defer:
             dx, db = backward_main_grad(
-                g, x, w, o.dtype, o.dw_dtype, need_dx, need_dw, need_db, False, o.e5m2, o.pow2_dy, o.fast_dgrad,
+                g, x, w, o.dtype, o.dw_dtype, need_dx, need_dw, need_db, False, e5m2, o.pow2_dy, o.fast_dgrad,
                 o.fast_wgrad, o.stage, o.accumulate, state, ctx.main_grads[0],
             )  # fmt: skip
         else:
             wants_dw = need_dw and not defer
             dw_dtype = 2 if ctx.main_grads else o.dw_dtype
             args = (
-                g, x if wants_dw else None, w, o.dtype, dw_dtype, need_dx, wants_dw, need_db, defer, o.e5m2,
+                g, x if wants_dw else None, w, o.dtype, dw_dtype, need_dx, wants_dw, need_db, defer, e5m2,
                 o.pow2_dy, o.fast_dgrad, o.fast_wgrad,
             )  # fmt: skip
             dx, dw, db, dyq = backward(*args) if state is None else backward_delayed(*args, o.stage, state)

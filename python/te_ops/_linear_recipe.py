@@ -16,7 +16,6 @@ from ._linear_fp8 import (
     Options,
     Quantize,
     calibrate,
-    operand,
     quantize,
     quantize_delayed,
     run_forward,
@@ -30,27 +29,28 @@ if TYPE_CHECKING:
 _W, _Y, _DX = 1, 2, 4  # tensors of a delayed-scaling state
 
 
+_DTYPE_INDEX = {dtype: i for i, dtype in enumerate(DTYPES)}
+
+
 def _options(recipe: Any, module: Linear, dtype: torch.dtype, dw_dtype: torch.dtype, accumulate: bool) -> Options:
-    delayed = recipe.delayed()
     # A reentrant checkpoint runs its forward without gradients, and it is the forward that counts.
     stage = torch.is_grad_enabled() or active.calibrating or active.checkpoint is not None
-    common = (recipe.fp8_format == Format.HYBRID,)
-    if delayed:
-        pow2 = (False, False, False)
-        fast = (True, False, False)  # Transformer Engine's choice: split accumulation in backward
-        history = (recipe.amax_compute_algo == "most_recent", recipe.amax_history_len, recipe.margin)
-    else:
-        pow2 = recipe.power_2_scales()
-        fast = (
-            not recipe.fp8_gemm_fprop.use_split_accumulator,
-            not recipe.fp8_gemm_dgrad.use_split_accumulator,
-            not recipe.fp8_gemm_wgrad.use_split_accumulator,
+    hybrid = recipe.fp8_format is Format.HYBRID
+    if dtype not in _DTYPE_INDEX or dw_dtype not in _DTYPE_INDEX:
+        raise TypeError(
+            f"te_ops.Linear: inp is {dtype} and the weight {dw_dtype}: under a recipe each must be one of "
+            f"{', '.join(map(str, DTYPES))}"
         )
-        history = (False, 1, 0)
-    original = module.save_original_input and not delayed
+    types = _DTYPE_INDEX[dtype], _DTYPE_INDEX[dw_dtype]
+    if recipe.delayed():  # split accumulation in backward is Transformer Engine's choice
+        return Options(
+            True, hybrid, False, False, False, True, False, False, recipe.amax_compute_algo == "most_recent",
+            recipe.amax_history_len, recipe.margin, stage, *types, False, accumulate,
+        )  # fmt: skip
     return Options(
-        delayed, *common, *pow2, *fast, *history, stage, DTYPES.index(dtype), DTYPES.index(dw_dtype), original,
-        accumulate,
+        False, hybrid, *recipe.power_2_scales(), not recipe.fp8_gemm_fprop.use_split_accumulator,
+        not recipe.fp8_gemm_dgrad.use_split_accumulator, not recipe.fp8_gemm_wgrad.use_split_accumulator, False, 1, 0,
+        stage, *types, module.save_original_input, accumulate,
     )  # fmt: skip
 
 
@@ -120,10 +120,7 @@ def _quantized(
     return QuantizedTensor(q.row, None, q.scale_inv, dtype=x.dtype, pow2=pow2)
 
 
-def _buffers(t: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    if not isinstance(t, QuantizedTensor):
-        return None, None, None
-    return t.te_buffers()  # type: ignore[no-any-return]
+_NO_BUFFERS = (None, None, None)
 
 
 def _cached_weight(
@@ -143,7 +140,8 @@ def _cached_weight(
 
 
 def _activation_dtype(inp: Tensor) -> torch.dtype:
-    if torch.is_autocast_enabled(inp.device.type):
+    # Without an argument it asks for CUDA, in half the time.
+    if torch.is_autocast_enabled() if inp.is_cuda else torch.is_autocast_enabled("cpu"):
         return torch.get_autocast_dtype(inp.device.type)
     return inp.dtype
 
@@ -175,9 +173,10 @@ def forward_fp8(
 ) -> Any:
     """y of one layer under a per-tensor FP8 recipe."""
     dtype = _activation_dtype(inp)
-    if not isinstance(inp, QuantizedTensor):
+    is_plain = not isinstance(inp, QuantizedTensor)
+    if is_plain and inp.dtype != dtype:
         inp = inp.to(dtype)
-    b = None if bias is None else bias.to(dtype)
+    b = bias if bias is None or bias.dtype == dtype else bias.to(dtype)
     state, region_, new_scale = _state(module, recipe)
     own_state = None  # where backward stages, if that is another; compiled code refuses the same tensor twice
     if state is not None and active.checkpoint is not None:
@@ -185,16 +184,16 @@ def forward_fp8(
         state, region_ = active.checkpoint.state(state, region_)
         own_state = None if own_state is state else own_state
     o = _options(recipe, module, dtype, weight.dtype, is_first_microbatch is not True)
-    x_parts, w_parts = _buffers(inp), _buffers(weight)
+    x_parts = _NO_BUFFERS if is_plain else inp.te_buffers()
+    w_parts = weight.te_buffers() if isinstance(weight, QuantizedTensor) else _NO_BUFFERS
     if is_first_microbatch is not None and w_parts[0] is None and not module._is_split:
         w_parts = _cached_weight(module, weight, is_first_microbatch, state, region_, new_scale, o)
     if not torch.is_grad_enabled():
-        y, _, _ = run_forward(
-            operand(inp, *x_parts), operand(weight, *w_parts), b, state, region_, new_scale, o, False, False
-        )
+        x, w = inp if is_plain else x_parts, weight if w_parts[0] is None else w_parts
+        y, _, _ = run_forward(x, w, b, state, region_, new_scale, o, False, False)
         return _quantized(y, state, region_, new_scale, o, _Y, False, o.pow2_x, o.stage) if fp8_output else y
     if fp8_grad:
-        inp = _QuantizeGradient.apply(inp, state, region_, new_scale, o)
+        inp = _QuantizeGradient.apply(inp, state if own_state is None else own_state, region_, new_scale, o)
     token = module._wgrad_token
     fused = module.fuse_wgrad_accumulation and token is None and weight.requires_grad
     main_grads = module._main_grads() if fused else ()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ._bundle import bind
+from ._delayed import outside_inference_mode
 
 if TYPE_CHECKING:
     from .linear import Linear
@@ -96,7 +97,8 @@ def cached(module: Linear, weight: Tensor, first: bool, scale: Tensor | None, op
     compiling = torch.compiler.is_compiling()
     token: Any = module._weight_token
     if getattr(module, "_cached_row", None) is None:
-        _make_buffers(module, weight)
+        with outside_inference_mode():
+            _make_buffers(module, weight)
         first = True
     weight = weight.detach()
     if not first and not compiling:
@@ -104,6 +106,8 @@ def cached(module: Linear, weight: Tensor, first: bool, scale: Tensor | None, op
     parts = module._cached_row, module._cached_col, module._cached_scale_inv
     if first:
         quantize_into(QuantizeInto(x=weight, scale=scale, q=_Into(*parts), pow2=pow2))
+        if not compiling:  # a backward that still waits must fail, not use the new codes
+            torch.autograd.graph.increment_version(parts)
         _note(weight, token, options)
     elif compiling:
         _check(weight, token, options)

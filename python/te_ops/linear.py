@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _deferred, _delayed, _weight_cache
+from ._autocast import region
 from ._autocast import state as active
 from ._bundle import bind
 from ._linear_fp8 import DTYPES as _DTYPES
@@ -151,7 +152,8 @@ class _LinearWgradElsewhere(torch.autograd.Function):
         if need_dw and ctx.token is None:
             _wgrad_into(ctx.main_grads, dy, x, ctx.accumulate)
         elif need_dw:
-            _deferred.put(_deferred.Entry(dy.detach(), None, x.detach(), None, ctx.accumulate, False), ctx.token)
+            # autograd may go on adding to dy's memory; x is the caller's, and is checked when it is used
+            _deferred.put(_deferred.Entry(dy.detach().clone(), None, x.detach(), None, ctx.accumulate, False), ctx.token)
         if must_seal():
             dx, db = seal((dx, db), dy, x, w)
         return (dx, None, db, None, None, *(None for _ in ctx.main_grads))
@@ -355,6 +357,7 @@ class Linear(Module):
         self.register_buffer("_fp8_state", _delayed.new_state(where), persistent=False)
         _delayed.register(self)
         if where.type != "meta":
+            region(where)  # exists before anything can be traced or captured
             self.reset_parameters()
 
     # ------------------------------------------------------------------------------ parameters --------
@@ -409,6 +412,11 @@ class Linear(Module):
                 )
             grads.append(grad)
         return grads
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Linear:
+        _weight_cache.drop(self)  # a conversion of dtypes would take codes for values
+        super()._apply(fn, recurse)
+        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Linear:
         clone = cast(Linear, super().__deepcopy__(memo))

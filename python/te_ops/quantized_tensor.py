@@ -224,7 +224,10 @@ class QuantizedTensor(torch.Tensor):
         return _on_values(func, args, kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild, (self.row, self.col, self.scale_inv, self.dtype, self.pow2, tuple(self.shape), self.requires_grad)
+        is_parameter = isinstance(self, torch.nn.Parameter)
+        shape = tuple(self.shape)
+        options = (self.dtype, self.pow2, shape, self.requires_grad, is_parameter)
+        return _rebuild, (self.row, self.col, self.scale_inv, *options)
 
 
 def _rebuild(
@@ -235,10 +238,10 @@ def _rebuild(
     pow2: bool,
     shape: tuple[int, ...],
     requires_grad: bool,
-) -> QuantizedTensor:
-    return QuantizedTensor(
-        row, col, scale_inv, dtype=dtype, pow2=pow2, shape=torch.Size(shape), requires_grad=requires_grad
-    )
+    is_parameter: bool = False,
+) -> Any:
+    t = QuantizedTensor(row, col, scale_inv, dtype=dtype, pow2=pow2, shape=torch.Size(shape))
+    return torch.nn.Parameter(t, requires_grad) if is_parameter else t.requires_grad_(requires_grad)
 
 
 # torch.load(weights_only=True) rebuilds nothing that is not on its list.

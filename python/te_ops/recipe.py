@@ -77,6 +77,19 @@ class QParams:
             raise _bad(self, "amax_epsilon", self.amax_epsilon, "0.0: other values are not supported")
 
 
+# Functions, since compiled code cannot call a class through a dataclass' default_factory.
+def _q_params() -> QParams:
+    return QParams()
+
+
+def _fast() -> MMParams:
+    return MMParams(use_split_accumulator=False)
+
+
+def _split() -> MMParams:
+    return MMParams(use_split_accumulator=True)
+
+
 class Recipe:
     """What all recipes are: plain dataclasses, whose options may be changed and are read at each use."""
 
@@ -185,12 +198,12 @@ class Float8CurrentScaling(Recipe):
 
     use_power_2_scales: bool = False
     fp8_format: Format = Format.HYBRID
-    fp8_quant_fwd_inp: QParams = field(default_factory=QParams)
-    fp8_quant_fwd_weight: QParams = field(default_factory=QParams)
-    fp8_quant_bwd_grad: QParams = field(default_factory=QParams)
-    fp8_gemm_fprop: MMParams = field(default_factory=lambda: MMParams(use_split_accumulator=False))
-    fp8_gemm_dgrad: MMParams = field(default_factory=MMParams)
-    fp8_gemm_wgrad: MMParams = field(default_factory=MMParams)
+    fp8_quant_fwd_inp: QParams = field(default_factory=_q_params)
+    fp8_quant_fwd_weight: QParams = field(default_factory=_q_params)
+    fp8_quant_bwd_grad: QParams = field(default_factory=_q_params)
+    fp8_gemm_fprop: MMParams = field(default_factory=_fast)
+    fp8_gemm_dgrad: MMParams = field(default_factory=_split)
+    fp8_gemm_wgrad: MMParams = field(default_factory=_split)
     fp8_dpa: bool = False
     fp8_mha: bool = False
 
@@ -199,9 +212,13 @@ class Float8CurrentScaling(Recipe):
 
     def power_2_scales(self) -> tuple[bool, bool, bool]:
         """Whether scales are powers of two, for inputs, weights and gradients."""
-        every = self.use_power_2_scales
-        kinds = (self.fp8_quant_fwd_inp, self.fp8_quant_fwd_weight, self.fp8_quant_bwd_grad)
-        return every or kinds[0].power_2_scale, every or kinds[1].power_2_scale, every or kinds[2].power_2_scale
+        if self.use_power_2_scales:
+            return True, True, True
+        return (
+            self.fp8_quant_fwd_inp.power_2_scale,
+            self.fp8_quant_fwd_weight.power_2_scale,
+            self.fp8_quant_bwd_grad.power_2_scale,
+        )
 
     def validate(self) -> None:
         self._check_common()

@@ -91,7 +91,7 @@ def test_transformer_engine_steps(name: str, device: torch.device) -> None:
     else:
         recipe = DelayedScaling(amax_history_len=4)
     for want in recorded["steps"]:
-        x = want["x"].to(device).requires_grad_()
+        x = want["x"].detach().clone().to(device).requires_grad_()
         y = Recipe(layer, recipe)(x)
         layer.zero_grad()
         y.backward(want["dy"].to(device))
@@ -126,8 +126,8 @@ def test_every_subset_of_gradients(make: Any, needs: int, device: torch.device) 
     got = step(Recipe(layer, recipe), x, dy, params)
     assert torch.equal(got[0], full[0])
     for i in range(3):
-        if needs >> i & 1:
-            assert torch.equal(got[1 + i], full[1 + i])
+        if needs >> i & 1:  # who sums the bias gradient depends on which copies of dy are made
+            assert relative_error(got[1 + i], full[1 + i]) <= (1e-6 if i == 2 else 0)
         else:
             assert got[1 + i].numel() == 0
 
@@ -466,3 +466,88 @@ def test_weight_cache(make: Any, device: torch.device) -> None:
             new = call(x, is_first_microbatch=False)
             assert not torch.equal(new, old)
             assert torch.equal(new, call(x))
+
+
+# ----------------------------------------------------------------------------- what once went wrong --------
+
+
+def test_first_use_in_inference_mode(device: torch.device) -> None:
+    layer, x = linear(16, 8, device), torch.randn(4, 16, device=device)
+    for recipe in (DelayedScaling(amax_history_len=1500), Float8CurrentScaling()):
+        with torch.inference_mode():
+            Recipe(layer, recipe)(x, is_first_microbatch=True)
+        y = Recipe(layer, recipe)(x.requires_grad_(), is_first_microbatch=False)
+        y.sum().backward()
+        x = x.detach()
+
+
+def test_cache_overwritten_before_backward(device: torch.device) -> None:
+    layer, x = linear(16, 8, device), torch.randn(4, 16, device=device, requires_grad=True)
+    call = Recipe(layer, Float8CurrentScaling())
+    y = call(x, is_first_microbatch=True)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    call(x, is_first_microbatch=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_cache_and_conversions(device: torch.device) -> None:
+    layer, x = linear(16, 8, device), torch.randn(4, 16, device=device)
+    call = Recipe(layer, Float8CurrentScaling())
+    call(x, is_first_microbatch=True)
+    layer.to(torch.bfloat16)
+    x = x.bfloat16()
+    assert torch.equal(call(x, is_first_microbatch=False), call(x))
+    assert layer._fp8_state.dtype == torch.int32
+
+
+def test_deferred_gradient_owns_its_dy(device: torch.device) -> None:
+    """Autograd may hand the memory of dy to somebody who adds to it."""
+    layer = linear(16, 8, device, delay_wgrad_compute=True)
+    p = nn.Parameter(torch.zeros(4, 8, device=device))
+    want = torch.zeros(8, 16, device=device)
+    for _ in range(2):
+        x, dy = torch.randn(4, 16, device=device), torch.randn(4, 8, device=device)
+        (layer(x) + p.view(4, 8)).backward(dy)
+        want += dy.t() @ x
+    layer.backward_dw()
+    layer.backward_dw()
+    assert relative_error(layer.weight.grad, want) < 2e-3 if device.type == "cuda" else 1e-5
+    x = torch.randn(4, 16, device=device)
+    layer(x).sum().backward()
+    x.zero_()
+    with pytest.raises(RuntimeError, match="input was modified in place after its backward"):
+        layer.backward_dw()
+
+
+def test_gradient_of_another_format(device: torch.device) -> None:
+    a, b = linear(16, 8, device, delay_wgrad_compute=True), linear(8, 8, device)
+    x = torch.randn(4, 16, device=device)
+    with te.autocast(recipe=Float8CurrentScaling()):
+        h = a(x)
+    with te.autocast(recipe=Float8CurrentScaling(fp8_format=Format.E4M3)):
+        b(h, fp8_grad=True).sum().backward()
+    a.backward_dw()
+    assert a.weight.grad.isfinite().all()
+
+
+def test_wrong_dtypes_are_named(device: torch.device) -> None:
+    layer = linear(16, 8, device)
+    with pytest.raises(TypeError, match=r"inp is torch.float64 and the weight torch.float32"):
+        Recipe(layer, Float8CurrentScaling())(torch.randn(4, 16, device=device, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="dy does not have the dtype of db"):
+        dy = torch.randn(4, 8, device=device)
+        torch.ops.te_ops.linear_fp8_bwd(dy, None, None, None, None, None, None, 0, 0, 0b100)
+
+
+def test_fake_mode_leaves_no_fake_behind(device: torch.device) -> None:
+    from te_ops._autocast import _regions
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    saved = dict(_regions)
+    _regions.clear()
+    with FakeTensorMode(), te.autocast(recipe=DelayedScaling()):
+        te.Linear(8, 4, device=device)(torch.randn(2, 8, device=device))
+    assert all(type(t) is Tensor for t in _regions.values())
+    _regions.update(saved)
