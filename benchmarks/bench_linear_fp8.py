@@ -1,4 +1,4 @@
-"""te_ops.Linear under per-tensor FP8 recipes against torch.nn.Linear in bf16: speed-up, host cost, memory, compile time.
+"""te_ops.Linear under per-tensor FP8 recipes against torch.nn.Linear in bf16: speed, host cost, memory, compile time.
 
 Floors for forward and backward of M x K by N: 6 M N K operations at the FP8 rate, and the quantizers' bytes
 (x and w: 2 read, 2 written an element; dy the same; current scaling reads each once more).
@@ -24,7 +24,9 @@ SMALL = (64, 64, 64)
 RECIPES = {"delayed": te.recipe.DelayedScaling, "current": te.recipe.Float8CurrentScaling}
 
 
-def step_of(module: Any, recipe: Any, x: Tensor, dy: Tensor, leaves: list[Tensor], **kwargs: Any) -> Candidate:
+def step_of(
+    module: Any, recipe: Any, x: Tensor, dy: Tensor, leaves: list[Tensor], **kwargs: Any
+) -> Candidate:
     def step() -> None:
         with te.autocast(enabled=recipe is not None, recipe=recipe):
             y = module(x, **kwargs)

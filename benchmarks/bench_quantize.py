@@ -54,7 +54,9 @@ def main() -> None:
                 call, lambda s=source, t=target: t.copy_(s), rounds=11, before=lambda: flush.fill_(1.0)
             )
             rate = moved / 1e6
-            results.append(Result(what, f"{m}x{k}", "GB/s", rate / ours, rate / copy, copy / ours, "device copy"))
+            results.append(
+                Result(what, f"{m}x{k}", "GB/s", rate / ours, rate / copy, copy / ours, "device copy")
+            )
             print(".", end="", flush=True)
     report(results, args.csv)
 

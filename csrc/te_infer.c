@@ -280,6 +280,12 @@ static int infer_output(const infer_state *s, int e, te_out_desc *out) {
   return TE_OK;
 }
 
+/* Slots without leading dims (weights) define the sizes, so that an error blames the activation; what belongs
+ * to a tensor follows it. */
+static int binding_order(const te_entry *entry) {
+  return entry->part_of >= 0 ? 2 : entry->shape.spread >= 0 ? 1 : 0;
+}
+
 static int infer(const te_op *op, const te_arith *arith, const te_desc *inputs, te_out_desc *outputs,
                  te_status *status) {
   infer_state s = {.op = op, .arith = arith, .inputs = inputs, .status = status};
@@ -299,11 +305,10 @@ static int infer(const te_op *op, const te_arith *arith, const te_desc *inputs, 
     TE_TRY(check_rank(&s, e));
     if (entry->shape.spread >= 0) TE_TRY(bind_spread(&s, e));
   }
-  /* Slots without leading dims (weights) define the sizes, so that an error blames the activation. */
-  for (int pass = 0; pass < 2; pass++)
+  for (int order = 0; order < 3; order++)
     for (int e = 0; e < op->n_inputs; e++)
       if (op->entries[e].kind == TE_KIND_TENSOR && inputs[e].present &&
-          (op->entries[e].shape.spread >= 0) == pass)
+          binding_order(&op->entries[e]) == order)
         bind_symbols(&s, e);
   for (int e = 0; e < op->n_inputs; e++)
     if (op->entries[e].kind == TE_KIND_TENSOR && inputs[e].present) TE_TRY(check_dims(&s, e));

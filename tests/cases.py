@@ -176,7 +176,9 @@ def _linear_fp8_bwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
                 dy = _fp8_operand(rand(*lead, n, dtype=dtype, device=device), case % 3)
                 need_dx, need_dw, need_db, keep = case & 1, case & 2, case & 4, case & 8
                 x, w = (
-                    (codes(*shape, dtype=E4M3, device=device), scalar(0.25, device)) if needed else (None, None)
+                    (codes(*shape, dtype=E4M3, device=device), scalar(0.25, device))
+                    if needed
+                    else (None, None)
                     for needed, shape in ((need_dw, (k, m)), (need_dx, (k, n)))
                 )
                 e5m2 = case % 3 == 0 and case % 2

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import lzma
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import te_ops as te
@@ -16,6 +19,12 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # ||a - b|| / ||b|| against float64: one rounding of the result (bf16 keeps 8 bits, so a result of one element
 # may be off by 2^-8; over many elements it is less than half of that), and for fp32 the growth of a long sum.
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 6e-4, torch.float32: 1e-6}
+
+
+def reference_vectors() -> Any:
+    """What Transformer Engine computed; see tests/data/README.md."""
+    with lzma.open(Path(__file__).parent / "data" / "te_fp8.pt.xz") as file:
+        return torch.load(io.BytesIO(file.read()), weights_only=True)
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:

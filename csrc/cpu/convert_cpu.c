@@ -1,31 +1,5 @@
 #include "convert_cpu.h"
 
-#include "../te_format.h"
-
-float te__cpu_load(const void *data, te_dtype dtype, int64_t i) {
-  switch (dtype) {
-  case TE_bf16:
-    return te_bf16_to_f32(((const uint16_t *)data)[i]);
-  case TE_f16:
-    return te_f16_to_f32(((const uint16_t *)data)[i]);
-  default:
-    return ((const float *)data)[i];
-  }
-}
-
-void te__cpu_store(void *data, te_dtype dtype, int64_t i, float value) {
-  switch (dtype) {
-  case TE_bf16:
-    ((uint16_t *)data)[i] = te_f32_to_bf16(value);
-    break;
-  case TE_f16:
-    ((uint16_t *)data)[i] = te_f32_to_f16(value);
-    break;
-  default:
-    ((float *)data)[i] = value;
-  }
-}
-
 typedef struct copy_job {
   const te_matrix *from;
   float *to;

@@ -55,7 +55,7 @@ def _enter_outermost(recipe: Recipe, group: Any) -> None:
         counter.add_(1)
 
 
-class autocast:  # noqa: N801  (a context manager, named like torch.autocast)
+class autocast:
     """Runs te_ops' layers under a recipe: ``with te_ops.autocast(recipe=...):``.
 
     Regions nest; each exit restores what was active before. An instance may be entered again, and works as a

@@ -92,7 +92,9 @@ class Binding(Generic[Args]):
         scope: dict[str, Any] = {"op": operator.overload}
         name = operator.name.replace("::", "_")
         slots = [e["slot"] for e in spec["inputs"]]
-        packed = ", ".join(_pack_expression(e, i - slots.index(e["slot"])) for i, e in enumerate(spec["inputs"]))
+        packed = ", ".join(
+            _pack_expression(e, i - slots.index(e["slot"])) for i, e in enumerate(spec["inputs"])
+        )
         body = ""
         for slot in dict.fromkeys(e["slot"] for e in spec["inputs"] if e["union"]):
             nones = "None, " * (slots.count(slot) - 1)

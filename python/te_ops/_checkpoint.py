@@ -53,7 +53,13 @@ def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool = F
     if use_reentrant and kwargs:
         raise ValueError("te_ops.checkpoint: use_reentrant=True takes no keyword arguments")
     scales = Scales()
-    outer = (state.recipe, state.calibrating, state.calibration_recipe, state.amax_reduction_group, state.depth)
+    outer = (
+        state.recipe,
+        state.calibrating,
+        state.calibration_recipe,
+        state.amax_reduction_group,
+        state.depth,
+    )
     runs = 0
 
     def run(*inner: Any, **named: Any) -> Any:
@@ -82,7 +88,9 @@ def _replaying(scales: Scales, outer: tuple[Any, ...]) -> Iterator[None]:
         state.recomputing, state.checkpoint,
     )  # fmt: skip
     scales.replay = iter(scales.used)
-    (state.recipe, state.calibrating, state.calibration_recipe, state.amax_reduction_group, state.depth) = outer
+    (state.recipe, state.calibrating, state.calibration_recipe, state.amax_reduction_group, state.depth) = (
+        outer
+    )
     state.recomputing, state.checkpoint = True, scales
     try:
         yield

@@ -60,7 +60,7 @@ def defer_wgrad(
     """Appends copies of the tensors to the queue of `token`."""
     token[1] += 1
     copies = [None if t is None else t.clone() for t in (dy, dy_scale_inv, x, x_scale_inv)]
-    _append(Entry(*copies, accumulate, fast), token)  # type: ignore[arg-type]
+    _append(Entry(*copies, accumulate, fast), token)  # type: ignore[arg-type, call-arg]
 
 
 def _append(entry: Entry, token: torch.Tensor) -> None:

@@ -57,8 +57,8 @@ def resize(state: Tensor, old: int, new: int) -> Tensor:
     """The state for histories of `new` rows: what is staged, and the newest of the rest at the end."""
     if new > capacity(state) and torch.compiler.is_compiling():
         raise RuntimeError(
-            f"te_ops: amax_history_len={new} is more than the {capacity(state)} rows a layer has room for, and compiled "
-            "code cannot make more: run one forward of the layer under this recipe before compiling it"
+            f"te_ops: amax_history_len={new} is more than the {capacity(state)} rows a layer has room for, and "
+            "compiled code cannot make more: run one forward of the layer under this recipe before compiling it"
         )
     kept = history(state, old).clone()
     target = state if new <= capacity(state) else new_state(state.device, new)

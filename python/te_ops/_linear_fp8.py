@@ -266,7 +266,8 @@ class LinearFP8(torch.autograd.Function):
             g, e5m2 = dy.te_buffers(), dy.codes_dtype == torch.float8_e5m2
         defer = need_dw and ctx.token is not None
         state = ctx.state if o.delayed else None
-        dw = dyq = None
+        dw: Any = None
+        dyq: Any = None
         if need_dw and len(ctx.main_grads) == 1 and not defer:
             dx, db = backward_main_grad(
                 g, x, w, o.dtype, o.dw_dtype, need_dx, need_dw, need_db, False, e5m2, o.pow2_dy, o.fast_dgrad,
@@ -281,11 +282,13 @@ class LinearFP8(torch.autograd.Function):
             )  # fmt: skip
             dx, dw, db, dyq = backward(*args) if state is None else backward_delayed(*args, o.stage, state)
         if defer:
-            _deferred.put(_deferred.Entry(*dyq, *x, o.accumulate, o.fast_wgrad), ctx.token)
+            assert x is not None
+            entry = _deferred.Entry(dyq.col, dyq.scale_inv, x.col, x.scale_inv, o.accumulate, o.fast_wgrad)
+            _deferred.put(entry, ctx.token)
         if dw is not None and ctx.main_grads:
             _spread(dw, ctx.main_grads, o.accumulate)
             dw = None
-        grads = (dx, dw, db)
+        grads: Any = (dx, dw, db)
         if must_seal():
             grads = seal(grads, torch.empty(0, requires_grad=True))  # codes have no history to tie to
         return (*grads, *(None for _ in range(12)), *(None for _ in ctx.main_grads))
@@ -294,7 +297,14 @@ class LinearFP8(torch.autograd.Function):
 def _column_copy(x: Tensor, pow2: bool) -> Buffers:
     q, _, _ = quantize(
         Quantize(
-            x=x, scale=None, e5m2=False, pow2=pow2, want_row=False, want_col=True, want_amax=False, want_sums=False
+            x=x,
+            scale=None,
+            e5m2=False,
+            pow2=pow2,
+            want_row=False,
+            want_col=True,
+            want_amax=False,
+            want_sums=False,
         )
     )
     return Buffers(q.col, q.scale_inv)

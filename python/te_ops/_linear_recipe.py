@@ -32,7 +32,9 @@ _W, _Y, _DX = 1, 2, 4  # tensors of a delayed-scaling state
 _DTYPE_INDEX = {dtype: i for i, dtype in enumerate(DTYPES)}
 
 
-def _options(recipe: Any, module: Linear, dtype: torch.dtype, dw_dtype: torch.dtype, accumulate: bool) -> Options:
+def _options(
+    recipe: Any, module: Linear, dtype: torch.dtype, dw_dtype: torch.dtype, accumulate: bool
+) -> Options:
     # A reentrant checkpoint runs its forward without gradients, and it is the forward that counts.
     stage = torch.is_grad_enabled() or active.calibrating or active.checkpoint is not None
     hybrid = recipe.fp8_format is Format.HYBRID
@@ -41,17 +43,45 @@ def _options(recipe: Any, module: Linear, dtype: torch.dtype, dw_dtype: torch.dt
             f"te_ops.Linear: inp is {dtype} and the weight {dw_dtype}: under a recipe each must be one of "
             f"{', '.join(map(str, DTYPES))}"
         )
-    types = _DTYPE_INDEX[dtype], _DTYPE_INDEX[dw_dtype]
-    if recipe.delayed():  # split accumulation in backward is Transformer Engine's choice
+    y_type, dw_type = _DTYPE_INDEX[dtype], _DTYPE_INDEX[dw_dtype]
+    if recipe.delayed():
         return Options(
-            True, hybrid, False, False, False, True, False, False, recipe.amax_compute_algo == "most_recent",
-            recipe.amax_history_len, recipe.margin, stage, *types, False, accumulate,
-        )  # fmt: skip
+            delayed=True,
+            e5m2=hybrid,
+            pow2_x=False,
+            pow2_w=False,
+            pow2_dy=False,
+            fast_fprop=True,  # and split accumulation in backward: Transformer Engine's choice
+            fast_dgrad=False,
+            fast_wgrad=False,
+            most_recent=recipe.amax_compute_algo == "most_recent",
+            history_len=recipe.amax_history_len,
+            margin=recipe.margin,
+            stage=stage,
+            dtype=y_type,
+            dw_dtype=dw_type,
+            save_original=False,
+            accumulate=accumulate,
+        )
+    pow2_x, pow2_w, pow2_dy = recipe.power_2_scales()
     return Options(
-        False, hybrid, *recipe.power_2_scales(), not recipe.fp8_gemm_fprop.use_split_accumulator,
-        not recipe.fp8_gemm_dgrad.use_split_accumulator, not recipe.fp8_gemm_wgrad.use_split_accumulator, False, 1, 0,
-        stage, *types, module.save_original_input, accumulate,
-    )  # fmt: skip
+        delayed=False,
+        e5m2=hybrid,
+        pow2_x=pow2_x,
+        pow2_w=pow2_w,
+        pow2_dy=pow2_dy,
+        fast_fprop=not recipe.fp8_gemm_fprop.use_split_accumulator,
+        fast_dgrad=not recipe.fp8_gemm_dgrad.use_split_accumulator,
+        fast_wgrad=not recipe.fp8_gemm_wgrad.use_split_accumulator,
+        most_recent=False,
+        history_len=1,
+        margin=0,
+        stage=stage,
+        dtype=y_type,
+        dw_dtype=dw_type,
+        save_original=module.save_original_input,
+        accumulate=accumulate,
+    )
 
 
 def _state(module: Linear, recipe: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -100,12 +130,22 @@ class _QuantizeGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> Any:  # type: ignore[override]
-        o = ctx.options
-        return _quantized(dx, *ctx.state, o, _DX, o.e5m2, o.pow2_dy, o.stage), None, None, None, None
+        o: Options = ctx.options
+        state, region_, new_scale = ctx.state
+        q = _quantized(dx, state, region_, new_scale, o, _DX, o.e5m2, o.pow2_dy, o.stage)
+        return q, None, None, None, None
 
 
 def _quantized(
-    x: Tensor, state: Any, region_: Any, new_scale: Any, o: Options, tensor: int, e5m2: bool, pow2: bool, stage: bool
+    x: Tensor,
+    state: Any,
+    region_: Any,
+    new_scale: Any,
+    o: Options,
+    tensor: int,
+    e5m2: bool,
+    pow2: bool,
+    stage: bool,
 ) -> QuantizedTensor:
     if o.delayed:
         q = quantize_delayed(

@@ -17,7 +17,7 @@ class _Init:
 state = _Init()
 
 
-class quantized_model_init:  # noqa: N801  (a context manager)
+class quantized_model_init:
     """Layers made in this context have `QuantizedTensor` weights: no high-precision copy is kept.
 
     Torch's optimizers step on them (each step dequantizes, updates, quantizes again); for training, keep fp32 master

@@ -1,8 +1,9 @@
 """Quantized weights kept over the microbatches of a step (``is_first_microbatch``), and never used when stale.
 
-A cache remembers the weight's version counter and address, in a small CPU tensor. Eager calls compare and quantize again
-where they differ. Compiled code compares too, at run time, through an operator that declares the tensor as mutated so
-that it is kept; there a difference is an error, since the graph of a later microbatch has no quantizer in it.
+A cache remembers the weight's version counter and address, in a small CPU tensor. Eager calls compare and quantize
+again where they differ. Compiled code compares too, at run time, through an operator that declares the tensor as
+mutated so that it is kept; there a difference is an error, since the graph of a later microbatch has no quantizer.
+Writes through ``.data`` change neither counter nor address: that is a limit of PyTorch, and so of this cache.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def _make_buffers(module: Linear, weight: Tensor) -> None:
     )
 
 
-def cached(module: Linear, weight: Tensor, first: bool, scale: Tensor | None, options: int, pow2: bool) -> Any:
+def cached(
+    module: Linear, weight: Tensor, first: bool, scale: Tensor | None, options: int, pow2: bool
+) -> Any:
     """(codes, transposed codes, scale_inv) of `weight`: quantized now if `first`, else as they were.
 
     Args:
@@ -103,7 +106,7 @@ def cached(module: Linear, weight: Tensor, first: bool, scale: Tensor | None, op
     weight = weight.detach()
     if not first and not compiling:
         first = is_stale(module, weight, options)
-    parts = module._cached_row, module._cached_col, module._cached_scale_inv
+    parts: Any = module._cached_row, module._cached_col, module._cached_scale_inv
     if first:
         quantize_into(QuantizeInto(x=weight, scale=scale, q=_Into(*parts), pow2=pow2))
         if not compiling:  # a backward that still waits must fail, not use the new codes

@@ -24,7 +24,6 @@ from ._seal import must_seal, seal
 from .quantized_tensor import QuantizedTensor, quantize
 
 
-
 @dataclass(slots=True, kw_only=True)
 class LinearForward:
     """Arguments of the forward operator: x ``[*M, K]``, w ``[N, K]``, b ``[N]`` or None."""
@@ -153,7 +152,9 @@ class _LinearWgradElsewhere(torch.autograd.Function):
             _wgrad_into(ctx.main_grads, dy, x, ctx.accumulate)
         elif need_dw:
             # autograd may go on adding to dy's memory; x is the caller's, and is checked when it is used
-            _deferred.put(_deferred.Entry(dy.detach().clone(), None, x.detach(), None, ctx.accumulate, False), ctx.token)
+            _deferred.put(
+                _deferred.Entry(dy.detach().clone(), None, x.detach(), None, ctx.accumulate, False), ctx.token
+            )
         if must_seal():
             dx, db = seal((dx, db), dy, x, w)
         return (dx, None, db, None, None, *(None for _ in ctx.main_grads))
@@ -257,6 +258,7 @@ class Linear(Module):
     out_features: int
     weight: Tensor  # these two where the parameters are not split
     bias: Tensor | None
+    _fp8_state: Tensor
 
     def __init__(
         self,
@@ -382,7 +384,9 @@ class Linear(Module):
                     self._init_method(weights[0])
                 else:
                     rows = [w.shape[0] for w in weights]
-                    whole = torch.empty(sum(rows), self.in_features, dtype=weights[0].dtype, device=weights[0].device)
+                    whole = torch.empty(
+                        sum(rows), self.in_features, dtype=weights[0].dtype, device=weights[0].device
+                    )
                     self._init_method(whole)
                     for weight, part in zip(weights, whole.split(rows), strict=True):
                         weight.copy_(part)

@@ -137,7 +137,8 @@ class QuantizedTensor(torch.Tensor):
             inner.get("row"), inner.get("col"), inner["scale_inv"], dtype=dtype, pow2=pow2, shape=outer_size
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # reads no data: it is called while tracing
+    def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]
+        # Reads no data: it is called while tracing.
         parts = ", ".join(n for n in ("row", "col") if getattr(self, n) is not None)
         return (
             f"QuantizedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, codes={self.codes_dtype}, "
@@ -214,7 +215,9 @@ class QuantizedTensor(torch.Tensor):
     # ----------------------------------------------------------------------------- operations --------
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         special = _SPECIAL.get(func)
         if special is not None:

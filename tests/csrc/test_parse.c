@@ -143,9 +143,12 @@ TEST(bad_modifiers) {
   BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, OUT("y", "bf16 [*M] ^?"));
   BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, OUT("y", "bf16 [*M] ^!"));
   BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, OUT("y", "bf16 [*M] ^strided"));
-  BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, IN("f", "bits a"), OUT("y", "bf16 [*M] if a ^!"));
-  BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, IN("f", "bits a"), OUT("y", "bf16 [*M] if a ^strided"));
-  BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, IN("f", "bits a"), OUT("y", "bf16 [*M] if a ^?"));
+  BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, IN("f", "bits a"),
+      OUT("y", "bf16 [*M] if a ^!"));
+  BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, IN("f", "bits a"),
+      OUT("y", "bf16 [*M] if a ^strided"));
+  BAD("an output's only modifiers are 'if FLAG' and 'by FLAG'", X, IN("f", "bits a"),
+      OUT("y", "bf16 [*M] if a ^?"));
   BAD("expected a flag", X, IN("z", "bf16 [M] if ^"), Y);
   BAD("expected a flag", X, IN("z", "bf16 [M] if ^?"), Y);
   BAD("no bits or bool slot has the flag 'c'", X, IN("z", "bf16 [M] if ^c"), IN("f", "bits a b"));

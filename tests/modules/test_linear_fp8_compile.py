@@ -20,7 +20,9 @@ def state_of(model: Any) -> list[Tensor]:
     return [t for entry in te.recipe_state(model).values() for t in entry.values()]
 
 
-def train(model: Any, run: Any, recipe: Any, batches: Any, inside: bool = False, **kwargs: Any) -> list[Tensor]:
+def train(
+    model: Any, run: Any, recipe: Any, batches: Any, inside: bool = False, **kwargs: Any
+) -> list[Tensor]:
     """Outputs and gradients of some steps; `inside`: the region is part of what `run` compiles."""
     results = []
     for x, dy in batches:
@@ -155,7 +157,7 @@ def test_weight_cache(make: Any, deferred: bool, device: torch.device, backend: 
                 pending.append((x, y, dy))
                 if not deferred:
                     y.backward(dy)
-            for x, y, dy in pending if deferred else []:
+            for _, y, dy in pending if deferred else []:
                 y.backward(dy)
             for x, y, _ in pending:
                 out += [y.detach(), x.grad]
@@ -167,7 +169,10 @@ def test_weight_cache(make: Any, deferred: bool, device: torch.device, backend: 
             results.append(out)
         assert_same_bits(*results)
     frames = count.frame_count
-    with pytest.raises(RuntimeError, match="the weight has changed since it was cached"), te.autocast(recipe=recipe):
+    with (
+        pytest.raises(RuntimeError, match="the weight has changed since it was cached"),
+        te.autocast(recipe=recipe),
+    ):
         fn(batches[0][0].clone().requires_grad_(), is_first_microbatch=False)
     assert count.frame_count == frames <= 4
 
@@ -262,11 +267,7 @@ def test_checkpoint(make: Any, around: bool, reentrant: bool, device: torch.devi
     def forward(model: Any, x: Tensor) -> Any:
         if model is plain or not around:
             with te.autocast(recipe=recipe):
-                return (
-                    model(x)
-                    if model is plain
-                    else te.checkpoint(model, x, use_reentrant=reentrant)
-                )
+                return model(x) if model is plain else te.checkpoint(model, x, use_reentrant=reentrant)
 
         def inner(x: Tensor) -> Any:
             with te.autocast(recipe=recipe):
@@ -324,7 +325,10 @@ def test_reduce_overhead(make: Any, cuda: torch.device) -> None:
     recipe = make()
     counters.clear()
     batches = [
-        (torch.randn(16, 64, device=cuda, dtype=torch.bfloat16), torch.randn(16, 32, device=cuda, dtype=torch.bfloat16))
+        (
+            torch.randn(16, 64, device=cuda, dtype=torch.bfloat16),
+            torch.randn(16, 32, device=cuda, dtype=torch.bfloat16),
+        )
         for _ in range(20)
     ]
     assert_same_bits(train(other, fn, recipe, batches), train(eager, eager, recipe, batches))

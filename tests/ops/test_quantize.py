@@ -1,15 +1,13 @@
-"""The quantizer operators: bit for bit against their definition, against Transformer Engine, and CUDA against the CPU."""
+"""The quantizer operators, bit for bit: against their definition, Transformer Engine, and CUDA against the CPU."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import lzma
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers import reference_vectors
 from torch import Tensor
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -18,9 +16,7 @@ FORMATS = pytest.mark.parametrize("codes", [E4M3, E5M2], ids=["e4m3", "e5m2"])
 ops = torch.ops.te_ops
 E5M2_FLAG, POW2, ROW, COL, AMAX, SUMS = (1 << i for i in range(6))
 
-DATA = torch.load(
-    io.BytesIO(lzma.open(Path(__file__).parents[1] / "data" / "te_fp8.pt.xz").read()), weights_only=True
-)
+DATA = reference_vectors()
 
 
 def digest(t: Tensor) -> str:
@@ -31,7 +27,9 @@ def raw(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.cpu().view(torch.uint8)
 
 
-def quantize(x: Tensor, codes: torch.dtype, scale: Tensor | None = None, options: int = ROW | COL | AMAX) -> Any:
+def quantize(
+    x: Tensor, codes: torch.dtype, scale: Tensor | None = None, options: int = ROW | COL | AMAX
+) -> Any:
     return ops.quantize(x, scale, options | (E5M2_FLAG if codes == E5M2 else 0))
 
 
@@ -86,7 +84,9 @@ def test_every_code_round_trips(codes: torch.dtype, device: torch.device) -> Non
     one = torch.ones(1, device=device)
     for dtype in range(3):
         values = ops.dequantize(every.view(codes).to(device), one, dtype)
-        assert torch.equal(values.cpu().double().nan_to_num(7e77), every.view(codes).double().nan_to_num(7e77))
+        assert torch.equal(
+            values.cpu().double().nan_to_num(7e77), every.view(codes).double().nan_to_num(7e77)
+        )
         back = quantize(values, codes, one)[0]
         is_nan = every.view(codes).float().isnan()
         is_inf = every.view(codes).float().isinf()
@@ -118,7 +118,18 @@ def test_all_nan_and_empty(device: torch.device) -> None:
         assert col.shape == x.shape[::-1]
 
 
-SHAPES = [(1, 1), (3, 5), (127, 129), (128, 128), (144, 272), (16, 24), (257, 40), (1, 1000), (1000, 1), (130, 4096)]
+SHAPES = [
+    (1, 1),
+    (3, 5),
+    (127, 129),
+    (128, 128),
+    (144, 272),
+    (16, 24),
+    (257, 40),
+    (1, 1000),
+    (1000, 1),
+    (130, 4096),
+]
 
 
 @FORMATS
@@ -136,7 +147,13 @@ def test_cuda_has_the_bits_of_the_cpu(
         x = torch.cat([x, torch.full((shape[0], 3), 7.0, dtype=dtype)], 1)[:, : shape[1]]
     scale = torch.tensor([0.7])
     for given in (None, scale):
-        for options in (ROW | AMAX, COL | AMAX, ROW | COL | AMAX, ROW | COL | AMAX | POW2, ROW | COL | AMAX | SUMS):
+        for options in (
+            ROW | AMAX,
+            COL | AMAX,
+            ROW | COL | AMAX,
+            ROW | COL | AMAX | POW2,
+            ROW | COL | AMAX | SUMS,
+        ):
             want = quantize(x, codes, given, options)
             got = quantize(x.to(cuda), codes, None if given is None else given.to(cuda), options)
             for g, w in zip(got[:4], want[:4], strict=True):
