@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define GRAIN 16384
+#define BLOCK 64
 
 static int64_t grain_rows(int64_t cols) { return 1 + GRAIN / (cols + 1); }
 
@@ -74,17 +75,21 @@ typedef struct cast_job {
   float scale;
 } cast_job;
 
+/* In blocks, so that the scattered writes of the transposed copy stay in the cache. */
 static void cast_range(int64_t begin, int64_t end, void *user) {
   const cast_job *job = user;
   const te_matrix *x = &job->cast->x;
   uint8_t *row = job->cast->row, *col = job->cast->col;
-  for (int64_t r = begin; r < end; r++)
-    for (int64_t c = 0; c < x->cols; c++) {
-      float value = te__cpu_load(x->data, x->dtype, r * x->row_stride + c) * job->scale;
-      uint8_t code = job->cast->out == TE_e5m2 ? te_f32_to_e5m2(value) : te_f32_to_e4m3(value);
-      if (row) row[r * x->cols + c] = code;
-      if (col) col[c * x->rows + r] = code;
-    }
+  bool e5m2 = job->cast->out == TE_e5m2;
+  for (int64_t r0 = begin; r0 < end; r0 += BLOCK)
+    for (int64_t c0 = 0; c0 < x->cols; c0 += BLOCK)
+      for (int64_t r = r0; r < r0 + BLOCK && r < end; r++)
+        for (int64_t c = c0; c < c0 + BLOCK && c < x->cols; c++) {
+          float value = te__cpu_load(x->data, x->dtype, r * x->row_stride + c) * job->scale;
+          uint8_t code = e5m2 ? te_f32_to_e5m2(value) : te_f32_to_e4m3(value);
+          if (row) row[r * x->cols + c] = code;
+          if (col) col[c * x->rows + r] = code;
+        }
 }
 
 static int cast(const te_context *ctx, const te_cast *casts, int n) {
@@ -114,8 +119,10 @@ typedef struct codes_job {
 static void transpose_range(int64_t begin, int64_t end, void *user) {
   const codes_job *job = user;
   uint8_t *out = job->out;
-  for (int64_t c = begin; c < end; c++)
-    for (int64_t r = 0; r < job->rows; r++) out[c * job->rows + r] = job->codes[r * job->cols + c];
+  for (int64_t r0 = 0; r0 < job->rows; r0 += BLOCK)
+    for (int64_t c = begin; c < end; c++)
+      for (int64_t r = r0; r < r0 + BLOCK && r < job->rows; r++)
+        out[c * job->rows + r] = job->codes[r * job->cols + c];
 }
 
 static int transpose(const te_context *ctx, const void *codes, void *out, int64_t rows, int64_t cols) {
