@@ -83,8 +83,9 @@ extern const te_fp8_backend te__fp8_cuda;
 /* x as a cast takes it: a column-major x is the transpose of a row-major one, so its copies change places. */
 te_cast te__cast_of(te_matrix x, te_dtype out, void *row, void *col, float *scale_inv);
 
-/* Casts by current scaling (where casts[i].scale is NULL): the amaxes first, then the codes. */
-int te__cast_current(const te_context *ctx, const te_fp8_backend *be, te_cast *casts, int n);
+/* Casts by current scaling (where casts[i].scale is NULL): the amaxes first, into n words, then the codes. */
+int te__cast_current(const te_context *ctx, const te_fp8_backend *be, te_cast *casts, int n,
+                     te_amax_word *words);
 
 /* The slots of delayed scaling as one thing. */
 typedef struct te_delayed_args {

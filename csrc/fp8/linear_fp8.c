@@ -40,12 +40,29 @@ typedef struct forward_args {
   const te_delayed_args *delayed; /* NULL: current scaling */
 } forward_args;
 
-/* Readies one operand of the forward GEMM, its row copy, and the column copy that backward wants (`keep`).
- * Codes that are there already need at most a transposition; else it appends a cast. */
-static int forward_operand(const te_context *ctx, const te_fp8_backend *be, const te_arg *arg,
-                           const te_arg *keep, bool pow2, operand *out, te_cast *casts, int *n_casts) {
+/* What a forward needs besides its results, in one allocation: an allocation costs the host as much as a
+ * slot. */
+typedef struct forward_memory {
+  te_amax_word words[2];
+  float scale_inv[2];
+} forward_memory;
+
+#define CODES_AT 256 /* bytes; codes are aligned for tensor cores */
+
+static int64_t codes_size(const te_arg *arg) {
+  if (is_quantized(arg)) return 0;
   te_matrix m = te__matrix_of(arg);
-  void *col = keep->present ? keep->buf[0].data : NULL, *scale_inv = keep->present ? keep->buf[1].data : NULL;
+  return (m.rows * m.cols + CODES_AT - 1) / CODES_AT * CODES_AT;
+}
+
+/* Readies one operand of the forward GEMM, its row copy, and the column copy that backward wants (`keep`).
+ * Codes that are there already need at most a transposition; else it appends a cast to `row`. */
+static int forward_operand(const te_context *ctx, const te_fp8_backend *be, const te_arg *arg,
+                           const te_arg *keep, bool pow2, void *row, float *own_scale_inv, operand *out,
+                           te_cast *casts, int *n_casts) {
+  te_matrix m = te__matrix_of(arg);
+  void *col = keep->present ? keep->buf[0].data : NULL;
+  float *scale_inv = keep->present ? keep->buf[1].data : own_scale_inv;
   if (is_quantized(arg)) {
     *out = (operand){m.dtype, m.data, NULL, arg->buf[2].data};
     if (!keep->present) return TE_OK;
@@ -53,10 +70,8 @@ static int forward_operand(const te_context *ctx, const te_fp8_backend *be, cons
     te_matrix one = {scale_inv, 1, 1, 1, 1, TE_f32};
     return be->fill_rows(ctx, one, arg->buf[2].data);
   }
-  if (!scale_inv) TE_TRY(make_workspace(ctx, sizeof(float), &scale_inv));
-  *out = (operand){.dtype = TE_e4m3, .scale_inv = scale_inv};
-  TE_TRY(make_workspace(ctx, m.rows * m.cols, &out->row));
-  casts[*n_casts] = te__cast_of(m, TE_e4m3, out->row, col, scale_inv);
+  *out = (operand){.dtype = TE_e4m3, .row = row, .scale_inv = scale_inv};
+  casts[*n_casts] = te__cast_of(m, TE_e4m3, row, col, scale_inv);
   casts[(*n_casts)++].pow2 = pow2;
   return TE_OK;
 }
@@ -67,22 +82,28 @@ static int forward(const te_context *ctx, const te_fp8_backend *be, const forwar
   operand xo, wo;
   te_cast casts[TE_CASTS];
   int n = 0, n_x;
+  void *memory;
   TE_REQUIRE(ctx->status, !bias || a->b->buf->dtype == y.dtype,
              "%s: b does not have the dtype of y, which `dtype` names", ctx->op);
-  TE_TRY(forward_operand(ctx, be, a->x, a->xq, te_flag(a->options, F_POW2_X), &xo, casts, &n));
+  int64_t x_size = codes_size(a->x);
+  TE_TRY(make_workspace(ctx, CODES_AT + x_size + codes_size(a->w), &memory));
+  forward_memory *small = memory;
+  char *codes = (char *)memory + CODES_AT;
+  TE_TRY(forward_operand(ctx, be, a->x, a->xq, te_flag(a->options, F_POW2_X), codes, &small->scale_inv[0],
+                         &xo, casts, &n));
   n_x = n;
-  TE_TRY(forward_operand(ctx, be, a->w, a->wq, te_flag(a->options, F_POW2_W), &wo, casts, &n));
+  TE_TRY(forward_operand(ctx, be, a->w, a->wq, te_flag(a->options, F_POW2_W), codes + x_size,
+                         &small->scale_inv[1], &wo, casts, &n));
   if (a->delayed) {
     bool stages = te_flag(a->options, F_STAGE);
-    void *words = NULL;
-    if (stages) TE_TRY(make_workspace(ctx, 2 * sizeof(te_amax_word), &words));
-    TE_TRY(be->roll(ctx, a->delayed->state, a->delayed->region, &a->delayed->how, words, stages ? 2 : 0));
+    TE_TRY(
+        be->roll(ctx, a->delayed->state, a->delayed->region, &a->delayed->how, small->words, stages ? 2 : 0));
     for (int i = 0; i < n; i++)
       te__cast_delayed(&casts[i], a->delayed->state, i < n_x ? TE_STATE_X : TE_STATE_W,
-                       stages ? (te_amax_word *)words + i : NULL);
+                       stages ? &small->words[i] : NULL);
     if (n > 0) TE_TRY(be->cast(ctx, casts, n));
   } else if (n > 0) {
-    TE_TRY(te__cast_current(ctx, be, casts, n));
+    TE_TRY(te__cast_current(ctx, be, casts, n, small->words));
   }
   if (te__is_empty(&y)) return TE_OK;
   if (x.cols == 0) return be->fill_rows(ctx, y, bias); /* an empty sum, so y = b */
@@ -139,8 +160,8 @@ static bool is_there(const te_arg *arg) { return arg && arg->present; }
 
 /* Casts dy, with the bias gradient on the way where the backend can. */
 static int cast_gradient(const te_context *ctx, const te_fp8_backend *be, const backward_args *a,
-                         te_matrix dy, te_cast *cast) {
-  void *partial = NULL, *words;
+                         te_matrix dy, te_cast *cast, te_amax_word *word) {
+  void *partial = NULL;
   int64_t tiles = dy.col_stride == 1 && is_there(a->db) && !te__is_empty(&dy) ? be->sum_tiles(cast) : 0;
   cast->pow2 = te_flag(a->options, B_POW2);
   if (tiles > 0) {
@@ -152,12 +173,11 @@ static int cast_gradient(const te_context *ctx, const te_fp8_backend *be, const 
                "%s: state has %lld elements: must have %d at least", ctx->op,
                (long long)a->state->buf->sizes[0], (int)TE_STATE_SIZE(1));
     bool stages = te_flag(a->options, B_STAGE);
-    TE_TRY(make_workspace(ctx, sizeof(te_amax_word), &words));
-    if (stages) TE_TRY(be->zero(ctx, words, sizeof(te_amax_word)));
-    te__cast_delayed(cast, a->state->buf->data, TE_STATE_DY, stages ? words : NULL);
+    if (stages) TE_TRY(be->zero(ctx, word, sizeof *word));
+    te__cast_delayed(cast, a->state->buf->data, TE_STATE_DY, stages ? word : NULL);
     TE_TRY(be->cast(ctx, cast, 1));
   } else {
-    TE_TRY(te__cast_current(ctx, be, cast, 1));
+    TE_TRY(te__cast_current(ctx, be, cast, 1, word));
   }
   if (tiles > 0) TE_TRY(be->finish_sums(ctx, partial, tiles, dy.cols, a->db->buf->data, a->db->buf->dtype));
   if (partial) drop(ctx, &partial);
@@ -247,15 +267,15 @@ static int backward(const te_context *ctx, const te_fp8_backend *be, const backw
   } else if (need_row || need_col) {
     if (need_row) row = borrowed(a, dy);
     if (need_row && !row) TE_TRY(make_workspace(ctx, dy.rows * dy.cols, &row));
-    if (keeps)
-      scale_inv = a->dyq->buf[1].data;
-    else
-      TE_TRY(make_workspace(ctx, sizeof(float), &scale_inv));
+    void *memory; /* a word for the amax, then a scale */
+    TE_TRY(make_workspace(ctx, sizeof(te_amax_word) + sizeof(float), &memory));
+    te_amax_word *word = memory;
+    scale_inv = keeps ? a->dyq->buf[1].data : (void *)(word + 1);
     g.row = row;
     g.col = keeps ? a->dyq->buf[0].data : col;
     g.scale_inv = scale_inv;
     te_cast cast = te__cast_of(dy, g.dtype, g.row, g.col, scale_inv);
-    TE_TRY(cast_gradient(ctx, be, a, dy, &cast));
+    TE_TRY(cast_gradient(ctx, be, a, dy, &cast, word));
     was_cast = true;
   } else if (is_there(a->db)) {
     TE_TRY(be->column_sums(ctx, dy, a->db->buf->data));

@@ -14,15 +14,13 @@ te_cast te__cast_of(te_matrix x, te_dtype out, void *row, void *col, float *scal
                    .scale_inv = scale_inv};
 }
 
-int te__cast_current(const te_context *ctx, const te_fp8_backend *be, te_cast *casts, int n) {
+int te__cast_current(const te_context *ctx, const te_fp8_backend *be, te_cast *casts, int n,
+                     te_amax_word *words) {
   te_matrix unscaled[TE_CASTS];
-  te_amax_word *amaxes[TE_CASTS], *words;
-  void *memory;
+  te_amax_word *amaxes[TE_CASTS];
   bool scans[TE_CASTS];
   int count = 0;
   for (int i = 0; i < n; i++) count += scans[i] = !casts[i].scale && !be->is_one_tile(&casts[i]);
-  TE_TRY(ctx->services->workspace(ctx, (size_t)count * sizeof(te_amax_word), &memory));
-  words = memory;
   if (count > 0) TE_TRY(be->zero(ctx, words, (size_t)count * sizeof(te_amax_word)));
   for (int i = 0, c = 0; i < n; i++) {
     if (!scans[i]) continue;
@@ -116,7 +114,9 @@ static int quantize_into(const te_context *ctx, const te_fp8_backend *be, const 
       te__cast_of(te__matrix_of(&a->x), codes->dtype, a->q.buf[0].data, a->q.buf[1].data, a->q.buf[2].data);
   cast.pow2 = a->pow2.i != 0;
   cast.scale = a->scale.present ? a->scale.buf->data : NULL;
-  return te__cast_current(ctx, be, &cast, 1);
+  void *word;
+  TE_TRY(ctx->services->workspace(ctx, sizeof(te_amax_word), &word));
+  return te__cast_current(ctx, be, &cast, 1, word);
 }
 
 static int dequantize(const te_context *ctx, const te_fp8_backend *be, const te_arg *args) {

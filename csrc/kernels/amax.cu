@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(THREADS) amax_kernel(const __grid_constant__ j
   const job &j = work.at[which];
   int64_t block = (int64_t)blockIdx.x - j.first_block, step = j.blocks * THREADS;
   float amax = 0;
+  uint32_t most = 0;
   for (int64_t i = block * THREADS + threadIdx.x; i < j.vectors; i += step * VECTORS) {
     vec in[VECTORS];
 #pragma unroll
@@ -44,9 +45,19 @@ __global__ void __launch_bounds__(THREADS) amax_kernel(const __grid_constant__ j
         in[k] = ((const vec *)j.m.data)[at / j.m.cols * j.m.row_stride + at % j.m.cols];
     }
 #pragma unroll
-    for (int k = 0; k < VECTORS; k++)
+    for (int k = 0; k < VECTORS; k++) {
+      if constexpr (DENSE && IN != TE_f32) { /* packed, which is half the work */
 #pragma unroll
-      for (int v = 0; v < wide; v++) amax = amax_of(amax, to_f32<IN>(in[k].v[v]));
+        for (int v = 0; v < wide / 2; v++) most = amax2<IN>(most, ((const uint32_t *)&in[k])[v]);
+      } else {
+#pragma unroll
+        for (int v = 0; v < wide; v++) amax = amax_of(amax, to_f32<IN>(in[k].v[v]));
+      }
+    }
+  }
+  if constexpr (DENSE && IN != TE_f32) {
+    float2 pair = unpack2<IN>(most);
+    amax = fmaxf(pair.x, pair.y);
   }
   if constexpr (DENSE) { /* what no whole vector holds */
     int64_t at = j.vectors * wide + threadIdx.x;
