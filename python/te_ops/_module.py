@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,16 @@ class Module(nn.Module):
             if name in before:
                 _move_attributes(before[name], param)
         return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        extra = state_dict.pop(prefix + "_extra_state", None)
+        if extra is not None and not (isinstance(extra, torch.Tensor) and extra.numel() == 0):
+            warnings.warn(
+                f"te_ops: {prefix}_extra_state is skipped: it may hold a pickle, which te_ops does not execute; scales "
+                "of delayed scaling are carried over by te_ops.recipe_state",
+                stacklevel=2,
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Module:
         clone = self.__class__.__new__(self.__class__)

@@ -127,7 +127,7 @@ class Recipe:
 
     def __repr__(self) -> str:
         options = ", ".join(
-            f"{f.name}={value.name if isinstance(value := getattr(self, f.name), Format) else value!r}"
+            f"{f.name}={getattr(self, f.name)!r}"
             for f in fields(self)  # type: ignore[arg-type]
         )
         return f"{type(self).__name__}({options})"

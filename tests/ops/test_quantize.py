@@ -160,7 +160,9 @@ def test_cuda_has_the_bits_of_the_cpu(
                 assert (g is None) == (w is None)
                 assert g is None or torch.equal(raw(g), raw(w))
             if options & SUMS and not x.isnan().any():
-                assert torch.allclose(got[4].cpu().float(), want[4].float(), rtol=1e-2, atol=1e-2, equal_nan=True)
+                assert torch.allclose(
+                    got[4].cpu().float(), want[4].float(), rtol=1e-2, atol=1e-2, equal_nan=True
+                )
     assert torch.equal(ops.amax(x.to(cuda)).cpu(), ops.amax(x))
 
 
