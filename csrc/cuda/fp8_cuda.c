@@ -78,6 +78,16 @@ static int aligned_codes(const te_context *ctx, const void *codes, int64_t rows,
   return TE_OK;
 }
 
+/* cuBLASLt reads scales from addresses of a multiple of 16 bytes only. */
+static int aligned_scale(const te_context *ctx, const float **scale) {
+  void *copy;
+  if ((uintptr_t)*scale % 16 == 0) return TE_OK;
+  TE_TRY(workspace(ctx, sizeof(float), &copy));
+  TE_CUDA_TRY(ctx, te__fill_rows(copy, *scale, 1, 1, sizeof(float), ctx->stream));
+  *scale = copy;
+  return TE_OK;
+}
+
 static int copy_2d(const te_context *ctx, void *to, int64_t to_cols, const void *from, int64_t from_cols,
                    int64_t rows, int64_t cols, size_t size) {
   TE_CUDA_TRY(ctx,
@@ -90,8 +100,11 @@ static int native_gemm(const te_context *ctx, const te_fp8_gemm *g) {
   int64_t k = (g->k + 15) / 16 * 16, n = (g->n + 15) / 16 * 16;
   size_t size = g->d.dtype == TE_f32 ? 4 : 2;
   const void *a, *b, *bias = g->bias;
+  const float *a_scale = g->a_scale_inv, *b_scale = g->b_scale_inv;
   void *padded_d = NULL, *padded_bias;
   te_matrix d = g->d;
+  TE_TRY(aligned_scale(ctx, &a_scale));
+  TE_TRY(aligned_scale(ctx, &b_scale));
   TE_TRY(aligned_codes(ctx, g->a, g->m, g->k, g->m, &a));
   TE_TRY(aligned_codes(ctx, g->b, g->n, g->k, n, &b));
   if (n != g->n || (uintptr_t)d.data % 16 != 0) {
@@ -110,8 +123,8 @@ static int native_gemm(const te_context *ctx, const te_fp8_gemm *g) {
                   .d = d,
                   .bias = bias,
                   .beta = g->beta,
-                  .a_scale = g->a_scale_inv,
-                  .b_scale = g->b_scale_inv,
+                  .a_scale = a_scale,
+                  .b_scale = b_scale,
                   .fast = g->fast};
   TE_TRY(te__gemm(ctx, &gemm));
   return padded_d ? copy_2d(ctx, g->d.data, g->n, padded_d, n, g->m, g->n, size) : TE_OK;

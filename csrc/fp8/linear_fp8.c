@@ -44,7 +44,7 @@ typedef struct forward_args {
  * slot. */
 typedef struct forward_memory {
   te_amax_word words[2];
-  float scale_inv[2];
+  float scale_inv[2][4]; /* the first of each four: GEMMs want scales aligned to 16 bytes */
 } forward_memory;
 
 #define CODES_AT 256 /* bytes; codes are aligned for tensor cores */
@@ -89,11 +89,11 @@ static int forward(const te_context *ctx, const te_fp8_backend *be, const forwar
   TE_TRY(make_workspace(ctx, CODES_AT + x_size + codes_size(a->w), &memory));
   forward_memory *small = memory;
   char *codes = (char *)memory + CODES_AT;
-  TE_TRY(forward_operand(ctx, be, a->x, a->xq, te_flag(a->options, F_POW2_X), codes, &small->scale_inv[0],
-                         &xo, casts, &n));
+  TE_TRY(forward_operand(ctx, be, a->x, a->xq, te_flag(a->options, F_POW2_X), codes, small->scale_inv[0], &xo,
+                         casts, &n));
   n_x = n;
   TE_TRY(forward_operand(ctx, be, a->w, a->wq, te_flag(a->options, F_POW2_W), codes + x_size,
-                         &small->scale_inv[1], &wo, casts, &n));
+                         small->scale_inv[1], &wo, casts, &n));
   if (a->delayed) {
     bool stages = te_flag(a->options, F_STAGE);
     TE_TRY(
@@ -267,10 +267,10 @@ static int backward(const te_context *ctx, const te_fp8_backend *be, const backw
   } else if (need_row || need_col) {
     if (need_row) row = borrowed(a, dy);
     if (need_row && !row) TE_TRY(make_workspace(ctx, dy.rows * dy.cols, &row));
-    void *memory; /* a word for the amax, then a scale */
-    TE_TRY(make_workspace(ctx, sizeof(te_amax_word) + sizeof(float), &memory));
+    void *memory; /* a word for the amax, then a scale, 16 bytes each */
+    TE_TRY(make_workspace(ctx, 32, &memory));
     te_amax_word *word = memory;
-    scale_inv = keeps ? a->dyq->buf[1].data : (void *)(word + 1);
+    scale_inv = keeps ? a->dyq->buf[1].data : (char *)memory + 16;
     g.row = row;
     g.col = keeps ? a->dyq->buf[0].data : col;
     g.scale_inv = scale_inv;

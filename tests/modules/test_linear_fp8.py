@@ -371,6 +371,18 @@ def test_quantized_input_is_not_quantized_again(make: Any, dtype: torch.dtype, d
     )
 
 
+def test_misaligned_buffers(device: torch.device) -> None:
+    """Codes and scales anywhere in memory."""
+    layer = linear(32, 16, device)
+    q = te.quantize(torch.randn(8, 32, device=device))
+    scale_inv = torch.cat([torch.ones(3, device=device), q.scale_inv])[3:]
+    row = torch.empty(8 * 32 + 5, device=device, dtype=E4M3)[5:].view(8, 32)
+    row.view(torch.uint8).copy_(q.row.view(torch.uint8))
+    with te.autocast(recipe=Float8CurrentScaling()):
+        moved = te.QuantizedTensor(row, None, scale_inv, dtype=torch.float32)
+        assert torch.equal(layer(moved), layer(q))
+
+
 @RECIPES
 def test_fp8_output_and_gradient(make: Any, device: torch.device) -> None:
     a, b = linear(16, 32, device), linear(32, 8, device)
