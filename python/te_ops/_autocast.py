@@ -35,7 +35,8 @@ _regions: dict[torch.device, Tensor] = {}
 def region(device: torch.device) -> Tensor:
     """The counter of outermost regions entered, an int32 tensor ``[1]`` on `device`.
 
-    On the device, so that a recorded CUDA graph counts too. It is made at the first call for a device.
+    On the device, so that a recorded CUDA graph counts too. It is made at the first call for a device, which is a
+    tensor's: with its index.
     """
     counter = _regions.get(device)
     if counter is None:

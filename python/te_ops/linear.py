@@ -359,7 +359,7 @@ class Linear(Module):
         self.register_buffer("_fp8_state", _delayed.new_state(where), persistent=False)
         _delayed.register(self)
         if where.type != "meta":
-            region(where)  # exists before anything can be traced or captured
+            region(self._fp8_state.device)  # exists before anything can be traced or captured
             self.reset_parameters()
 
     # ------------------------------------------------------------------------------ parameters --------
