@@ -126,7 +126,8 @@ def reduce_amaxes(group: Any) -> None:
     for staged in by_device.values():
         flat = torch.cat(staged)
         torch.distributed.all_reduce(flat, torch.distributed.ReduceOp.MAX, group=group)
-        torch._foreach_copy_(staged, list(flat.split(TENSORS)))
+        for row, reduced in zip(staged, flat.split(TENSORS), strict=True):
+            row.copy_(reduced)
 
 
 def recipe_state(module: nn.Module) -> dict[str, dict[str, Tensor]]:
