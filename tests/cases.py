@@ -187,15 +187,16 @@ def _linear_fp8_bwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 def _linear_fp8_bwd_delayed(device: torch.device) -> Iterator[tuple[Any, ...]]:
     for i, args in enumerate(_linear_fp8_bwd(device)):
-        yield *args[:-1], args[-1] | (i % 2) << 8, delayed_state(device)
+        yield *args[:-1], args[-1] | (i % 4) << 8, *delayed_slots(device, i % 2)
 
 
 def _linear_fp8_bwd_main_grad(device: torch.device) -> Iterator[tuple[Any, ...]]:
     for i, args in enumerate(_linear_fp8_bwd(device)):
-        options = args[-1] & ~0b1000 | (i % 3) << 8
+        options = args[-1] & ~0b1000 | (i % 8) << 8
         n, k = args[0].shape[-1], args[3].shape[0] if args[3] is not None else 0
         grad = rand(n, k, dtype=DTYPES[i % 3], device=device) if options & 2 else None
-        yield *args[:-1], options, delayed_state(device) if i % 2 else None, grad
+        delayed = delayed_slots(device, i % 2) if i % 3 else (None, None, None, 0, 0)
+        yield *args[:-1], options, *delayed, grad
 
 
 def _linear_fp8_wgrad(device: torch.device) -> Iterator[tuple[Any, ...]]:

@@ -146,14 +146,15 @@ enum {
   B_POW2,
   B_FAST_DGRAD,
   B_FAST_WGRAD,
+  B_MOST_RECENT,
   B_STAGE,
   B_ACCUMULATE
 };
 
 typedef struct backward_args {
   const te_arg *dy, *x, *w, *options, *dx, *dw, *db, *dyq;
-  const te_arg *state; /* present: delayed scaling; NULL or absent: current */
-  bool accumulate;     /* into dw */
+  const te_delayed_args *delayed; /* NULL: current scaling */
+  bool accumulate;                /* into dw */
 } backward_args;
 
 static bool is_there(const te_arg *arg) { return arg && arg->present; }
@@ -168,13 +169,10 @@ static int cast_gradient(const te_context *ctx, const te_fp8_backend *be, const 
     TE_TRY(make_workspace(ctx, tiles * dy.cols * (int64_t)sizeof(float), &partial));
     cast->col_sums = partial;
   }
-  if (is_there(a->state)) {
-    TE_REQUIRE(ctx->status, a->state->buf->sizes[0] >= TE_STATE_SIZE(1),
-               "%s: state has %lld elements: must have %d at least", ctx->op,
-               (long long)a->state->buf->sizes[0], (int)TE_STATE_SIZE(1));
+  if (a->delayed) {
     bool stages = te_flag(a->options, B_STAGE);
-    if (stages) TE_TRY(be->zero(ctx, word, sizeof *word));
-    te__cast_delayed(cast, a->state->buf->data, TE_STATE_DY, stages ? word : NULL);
+    TE_TRY(be->roll(ctx, a->delayed->state, a->delayed->region, &a->delayed->how, word, stages));
+    te__cast_delayed(cast, a->delayed->state, TE_STATE_DY, stages ? word : NULL);
     TE_TRY(be->cast(ctx, cast, 1));
   } else {
     TE_TRY(te__cast_current(ctx, be, cast, 1, word));
@@ -297,16 +295,26 @@ static int linear_fp8_bwd(const te_context *ctx, const te_fp8_backend *be, const
 
 static int linear_fp8_bwd_delayed(const te_context *ctx, const te_fp8_backend *be, const te_arg *args) {
   const te_linear_fp8_bwd_delayed *a = (const te_linear_fp8_bwd_delayed *)args;
+  te_delayed_args d;
+  TE_TRY(te__delayed_args(ctx, &a->state, &a->region, &a->new_scale, &a->history_len, &a->margin,
+                          te_flag(&a->options, B_MOST_RECENT), te_flag(&a->options, B_E5M2), &d));
   return backward(
       ctx, be,
-      &(backward_args){&a->dy, &a->x, &a->w, &a->options, &a->dx, &a->dw, &a->db, &a->dyq, &a->state, false});
+      &(backward_args){&a->dy, &a->x, &a->w, &a->options, &a->dx, &a->dw, &a->db, &a->dyq, &d, false});
 }
 
 static int linear_fp8_bwd_main_grad(const te_context *ctx, const te_fp8_backend *be, const te_arg *args) {
   const te_linear_fp8_bwd_main_grad *a = (const te_linear_fp8_bwd_main_grad *)args;
+  te_delayed_args d;
+  bool is_delayed = a->state.present;
+  TE_REQUIRE(ctx->status, a->region.present == is_delayed, "%s: region is %s although state is %s", ctx->op,
+             is_delayed ? "absent" : "present", is_delayed ? "present" : "absent");
+  if (is_delayed)
+    TE_TRY(te__delayed_args(ctx, &a->state, &a->region, &a->new_scale, &a->history_len, &a->margin,
+                            te_flag(&a->options, B_MOST_RECENT), te_flag(&a->options, B_E5M2), &d));
   return backward(ctx, be,
                   &(backward_args){&a->dy, &a->x, &a->w, &a->options, &a->dx, &a->main_grad, &a->db, NULL,
-                                   &a->state, te_flag(&a->options, B_ACCUMULATE)});
+                                   is_delayed ? &d : NULL, te_flag(&a->options, B_ACCUMULATE)});
 }
 
 /* ---------------------------------------------------------------------- the weight gradient alone ------ */

@@ -21,7 +21,7 @@ class Scales:
         self.replay: Iterator[tuple[Tensor, Tensor]] | None = None
 
     def state(self, own: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
-        """The state and region a layer works on: its own, or in a recomputation copies as its forward found them.
+        """Forward's state and region: a layer's own, or in a recomputation copies as its forward found them.
 
         With both, the operator repeats what it did: it rolls the copy exactly if it rolled the original.
         """

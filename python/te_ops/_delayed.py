@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 SCALES, HISTORY, TENSORS = 4, 16, 5
 FORWARD, BACKWARD = slice(0, 3), slice(3, 5)  # x, w, y; dy, dx
+# Forward and backward each change a state of their own, with the columns that are theirs, since compiled code saves
+# backward's while forward's changes.
+BUFFERS = ("_fp8_state", "_fp8_backward_state")
 DEFAULT_LEN = 1024
 
 
@@ -120,14 +123,20 @@ def reduce_amaxes(group: Any) -> None:
         )
     by_device: dict[torch.device, list[Tensor]] = {}
     for _, module in sorted(_modules.items()):
-        state: Any = module._fp8_state
-        if not state.is_meta:
-            by_device.setdefault(state.device, []).append(history(state, 1)[0])
+        for name in BUFFERS:
+            state: Any = getattr(module, name)
+            if not state.is_meta:
+                by_device.setdefault(state.device, []).append(history(state, 1)[0])
     for staged in by_device.values():
         flat = torch.cat(staged)
         torch.distributed.all_reduce(flat, torch.distributed.ReduceOp.MAX, group=group)
         for row, reduced in zip(staged, flat.split(TENSORS), strict=True):
             row.copy_(reduced)
+
+
+def _parts(layer: Any) -> Any:
+    """(name, buffer, columns) of forward and of backward."""
+    return ("fwd", layer._fp8_state, FORWARD), ("bwd", layer._fp8_backward_state, BACKWARD)
 
 
 def recipe_state(module: nn.Module) -> dict[str, dict[str, Tensor]]:
@@ -140,18 +149,16 @@ def recipe_state(module: nn.Module) -> dict[str, dict[str, Tensor]]:
         For each layer, by its name in `module`: ``fwd_scale [3]``, ``fwd_history [len, 3]`` (input, weight, output),
         ``bwd_scale [2]``, ``bwd_history [len, 2]`` (output gradient, input gradient), fp32 copies.
     """
-    result = {}
+    result: dict[str, dict[str, Tensor]] = {}
     for name, layer in module.named_modules():
         state: Any = getattr(layer, "_fp8_state", None)
         if state is None:
             continue
-        rows = history(state, layer._history_len)  # type: ignore[arg-type]
-        result[name] = {
-            "fwd_scale": scales(state)[FORWARD].clone(),
-            "fwd_history": rows[:, FORWARD].clone(),
-            "bwd_scale": scales(state)[BACKWARD].clone(),
-            "bwd_history": rows[:, BACKWARD].clone(),
-        }
+        result[name] = {}
+        for key, buffer, part in _parts(layer):
+            length: Any = layer._history_len
+            result[name][f"{key}_scale"] = scales(buffer)[part].clone()
+            result[name][f"{key}_history"] = history(buffer, length)[:, part].clone()
     return result
 
 
@@ -183,9 +190,8 @@ def load_recipe_state(module: nn.Module, state: dict[str, dict[str, Tensor]]) ->
                 "length of the layer"
             )
     for name, entry in state.items():
-        target: Any = layers[name]._fp8_state
-        target[0] = 0  # a region in the past: what is staged rolls at the next one
-        scales(target)[FORWARD] = entry["fwd_scale"].to(target.device)
-        scales(target)[BACKWARD] = entry["bwd_scale"].to(target.device)
-        history(target, int(layers[name]._history_len))[:, FORWARD] = entry["fwd_history"].to(target.device)  # type: ignore[arg-type]
-        history(target, int(layers[name]._history_len))[:, BACKWARD] = entry["bwd_history"].to(target.device)  # type: ignore[arg-type]
+        length = int(layers[name]._history_len)  # type: ignore[arg-type]
+        for key, buffer, part in _parts(layers[name]):
+            buffer[0] = 0  # a region in the past: what is staged rolls at the next one
+            scales(buffer)[part] = entry[f"{key}_scale"].to(buffer.device)
+            history(buffer, length)[:, part] = entry[f"{key}_history"].to(buffer.device)

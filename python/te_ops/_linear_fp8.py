@@ -74,15 +74,27 @@ class Backward:
 
 @dataclass(slots=True, kw_only=True)
 class BackwardDelayed(Backward):
+    """And backward's own state, which is rolled and staged in as forward's is."""
+
+    most_recent: bool
     stage: bool
     state: Tensor
+    region: Tensor
+    new_scale: Tensor | None
+    history_len: int
+    margin: int
 
 
 @dataclass(slots=True, kw_only=True)
 class BackwardMainGrad(Backward):
+    most_recent: bool
     stage: bool
     accumulate: bool
     state: Tensor | None
+    region: Tensor | None
+    new_scale: Tensor | None
+    history_len: int
+    margin: int
     main_grad: Tensor | None
 
 
@@ -221,6 +233,7 @@ class LinearFP8(torch.autograd.Function):
         region: Tensor | None,
         new_scale: Tensor | None,
         backward_state: Tensor | None,
+        backward_new_scale: Tensor | None,
         token: Tensor | None,
         o: Options,
         *main_grads: Tensor,
@@ -244,7 +257,10 @@ class LinearFP8(torch.autograd.Function):
             w_scale_inv if need_dx else None,
         )
         ctx.original = original
-        ctx.state = state if backward_state is None else backward_state
+        ctx.state = backward_state
+        # Of this forward, though others may begin a region before backward; compiled code could not save the counter.
+        ctx.region = None if region is None else region.clone()
+        ctx.new_scale = backward_new_scale
         ctx.token = token
         ctx.options = o
         ctx.main_grads = main_grads
@@ -265,13 +281,16 @@ class LinearFP8(torch.autograd.Function):
         if hasattr(dy, "te_buffers"):  # quantized by the next layer, whose recipe may be another
             g, e5m2 = dy.te_buffers(), dy.codes_dtype == torch.float8_e5m2
         defer = need_dw and ctx.token is not None
-        state = ctx.state if o.delayed else None
+        delayed: Any = None
+        if o.delayed:
+            delayed = (ctx.state, ctx.region, ctx.new_scale, o.history_len, o.margin)
         dw: Any = None
         dyq: Any = None
         if need_dw and len(ctx.main_grads) == 1 and not defer:
             dx, db = backward_main_grad(
                 g, x, w, o.dtype, o.dw_dtype, need_dx, need_dw, need_db, False, e5m2, o.pow2_dy, o.fast_dgrad,
-                o.fast_wgrad, o.stage, o.accumulate, state, ctx.main_grads[0],
+                o.fast_wgrad, o.most_recent, o.stage, o.accumulate, *(delayed or (None, None, None, 0, 0)),
+                ctx.main_grads[0],
             )  # fmt: skip
         else:
             wants_dw = need_dw and not defer
@@ -280,7 +299,10 @@ class LinearFP8(torch.autograd.Function):
                 g, x if wants_dw else None, w, o.dtype, dw_dtype, need_dx, wants_dw, need_db, defer, e5m2,
                 o.pow2_dy, o.fast_dgrad, o.fast_wgrad,
             )  # fmt: skip
-            dx, dw, db, dyq = backward(*args) if state is None else backward_delayed(*args, o.stage, state)
+            if delayed is None:
+                dx, dw, db, dyq = backward(*args)
+            else:
+                dx, dw, db, dyq = backward_delayed(*args, o.most_recent, o.stage, *delayed)
         if defer:
             assert x is not None
             entry = _deferred.Entry(dyq.col, dyq.scale_inv, x.col, x.scale_inv, o.accumulate, o.fast_wgrad)
@@ -291,7 +313,7 @@ class LinearFP8(torch.autograd.Function):
         grads: Any = (dx, dw, db)
         if must_seal():
             grads = seal(grads, torch.empty(0, requires_grad=True))  # codes have no history to tie to
-        return (*grads, *(None for _ in range(12)), *(None for _ in ctx.main_grads))
+        return (*grads, *(None for _ in range(13)), *(None for _ in ctx.main_grads))
 
 
 def _column_copy(x: Tensor, pow2: bool) -> Buffers:

@@ -89,7 +89,9 @@ def _state(module: Linear, recipe: Any) -> tuple[Tensor | None, Tensor | None, T
     if not recipe.delayed():
         return None, None, None
     if module._history_len != recipe.amax_history_len:
-        module._fp8_state = _delayed.resize(module._fp8_state, module._history_len, recipe.amax_history_len)
+        for name in _delayed.BUFFERS:
+            old = getattr(module, name)
+            setattr(module, name, _delayed.resize(old, module._history_len, recipe.amax_history_len))
         module._history_len = recipe.amax_history_len
     state = module._fp8_state
     return state, region(state.device), _delayed.computed_scales(state, recipe)
@@ -124,8 +126,10 @@ class _QuantizeGradient(torch.autograd.Function):
     """x, whose gradient leaves as codes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, state: Any, region_: Any, new_scale: Any, o: Options) -> Tensor:  # type: ignore[override]
-        ctx.state, ctx.options = (state, region_, new_scale), o
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, state: Any, region_: Any, new_scale: Any, o: Options
+    ) -> Tensor:
+        ctx.state, ctx.options = (state, None if region_ is None else region_.clone(), new_scale), o
         return x.view_as(x)
 
     @staticmethod
@@ -218,11 +222,8 @@ def forward_fp8(
         inp = inp.to(dtype)
     b = bias if bias is None or bias.dtype == dtype else bias.to(dtype)
     state, region_, new_scale = _state(module, recipe)
-    own_state = None  # where backward stages, if that is another; compiled code refuses the same tensor twice
     if state is not None and active.checkpoint is not None:
-        own_state = state
         state, region_ = active.checkpoint.state(state, region_)
-        own_state = None if own_state is state else own_state
     o = _options(recipe, module, dtype, weight.dtype, is_first_microbatch is not True)
     x_parts = _NO_BUFFERS if is_plain else inp.te_buffers()
     w_parts = weight.te_buffers() if isinstance(weight, QuantizedTensor) else _NO_BUFFERS
@@ -232,12 +233,28 @@ def forward_fp8(
         x, w = inp if is_plain else x_parts, weight if w_parts[0] is None else w_parts
         y, _, _ = run_forward(x, w, b, state, region_, new_scale, o, False, False)
         return _quantized(y, state, region_, new_scale, o, _Y, False, o.pow2_x, o.stage) if fp8_output else y
+    backward_state = backward_new_scale = None
+    if state is not None:
+        backward_state = module._fp8_backward_state
+        backward_new_scale = _delayed.computed_scales(backward_state, recipe)
     if fp8_grad:
-        inp = _QuantizeGradient.apply(inp, state if own_state is None else own_state, region_, new_scale, o)
+        inp = _QuantizeGradient.apply(inp, backward_state, region_, backward_new_scale, o)
     token = module._wgrad_token
     fused = module.fuse_wgrad_accumulation and token is None and weight.requires_grad
     main_grads = module._main_grads() if fused else ()
     y = LinearFP8.apply(
-        inp, weight, b, *x_parts, *w_parts, state, region_, new_scale, own_state, token, o, *main_grads
+        inp,
+        weight,
+        b,
+        *x_parts,
+        *w_parts,
+        state,
+        region_,
+        new_scale,
+        backward_state,
+        backward_new_scale,
+        token,
+        o,
+        *main_grads,
     )
     return _QuantizeOutput.apply(y, state, region_, new_scale, o) if fp8_output else y

@@ -259,6 +259,7 @@ class Linear(Module):
     weight: Tensor  # these two where the parameters are not split
     bias: Tensor | None
     _fp8_state: Tensor
+    _fp8_backward_state: Tensor
 
     def __init__(
         self,
@@ -356,7 +357,8 @@ class Linear(Module):
             self.register_parameter(bias_name, values)
         self._wgrad_token = _deferred.new_token(self) if delay_wgrad_compute else None
         self._history_len = _delayed.DEFAULT_LEN
-        self.register_buffer("_fp8_state", _delayed.new_state(where), persistent=False)
+        for buffer in _delayed.BUFFERS:
+            self.register_buffer(buffer, _delayed.new_state(where), persistent=False)
         _delayed.register(self)
         if where.type != "meta":
             region(self._fp8_state.device)  # exists before anything can be traced or captured
@@ -377,6 +379,7 @@ class Linear(Module):
         else:
             fork = tracker().fork(self._rng_tracker_name) if self._rng_tracker_name else tracker().fork()
         _delayed.reset(self._fp8_state)
+        _delayed.reset(self._fp8_backward_state)
         weights = [self.get_parameter(name) for name in self.weight_names]
         with torch.no_grad():
             with fork:

@@ -138,8 +138,6 @@ def test_modes_do_not_recompile(make: Any, device: torch.device) -> None:
 @RECIPES
 @pytest.mark.parametrize("deferred", [False, True])
 def test_weight_cache(make: Any, deferred: bool, device: torch.device, backend: str) -> None:
-    if deferred and make is DelayedScaling:
-        pytest.skip("compiled code with several backwards in flight: see test_limit_of_pipelining")
     eager = linear(16, 8, device)
     other = copy.deepcopy(eager)
     fn, count = compiled(other, backend)
@@ -177,16 +175,30 @@ def test_weight_cache(make: Any, deferred: bool, device: torch.device, backend: 
     assert count.frame_count == frames <= 4
 
 
-def test_limit_of_pipelining(device: torch.device) -> None:
-    """PyTorch guards what compiled code saves; the state has changed by then. An error, never other numbers."""
-    layer = linear(16, 8, device)
-    fn, _ = compiled(layer, "aot_eager")
-    outputs = []
-    for x, _ in batches_of(2, device):
-        with te.autocast(recipe=DelayedScaling()):
-            outputs.append(fn(x.requires_grad_()))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        outputs[0].sum().backward()
+@RECIPES
+@pytest.mark.parametrize("reverse", [False, True])
+def test_backwards_in_flight(make: Any, reverse: bool, device: torch.device, backend: str) -> None:
+    """Forward, forward, backward, backward, in regions of their own."""
+    eager = linear(16, 8, device)
+    other = copy.deepcopy(eager)
+    fn, _ = compiled(other, backend)
+    recipe = make()
+    for _ in range(3):
+        results, batches = [], batches_of(2, device)
+        for model, run in ((other, fn), (eager, eager)):
+            inputs = [x.detach().clone().requires_grad_() for x, _ in batches]
+            outputs = []
+            for x in inputs:
+                with te.autocast(recipe=recipe):
+                    outputs.append(run(x))
+            pairs = list(zip(outputs, batches, strict=True))
+            for y, (_, dy) in reversed(pairs) if reverse else pairs:
+                y.backward(dy)
+            grads = [p.grad.clone() for p in model.parameters()]
+            model.zero_grad()
+            results.append([*(y.detach() for y in outputs), *(x.grad for x in inputs), *grads])
+        assert_same_bits(*results)
+        assert_same_bits(state_of(other), state_of(eager))
 
 
 @RECIPES

@@ -25,14 +25,15 @@ def _steps(rank: int, world: int, file: str, backend: str, results: Any) -> None
     outcome = {}
     for name, recipe in recipes.items():
         for layer in (model[0], model[2]):
-            te._delayed.reset(layer._fp8_state)
+            for buffer in te._delayed.BUFFERS:
+                te._delayed.reset(getattr(layer, buffer))
         for step in range(4):
             x = torch.full((4, 16), 1.0 + step, device=device) * (rank + 1)
             with te.autocast(recipe=recipe, amax_reduction_group=dist.group.WORLD):
                 y = model(x)
             y.backward(torch.full_like(y, 0.5 / (rank + 1)))
-        with te.autocast(recipe=recipe), torch.no_grad():
-            model(x)
+        with te.autocast(recipe=recipe):  # rolls what the last step staged
+            model(x).sum().backward()
         outcome[name] = {
             k: {n: t.cpu().tolist() for n, t in v.items()} for k, v in te.recipe_state(model).items()
         }
@@ -61,7 +62,10 @@ def test_reduced_over_ranks(backend: str, tmp_path: Path) -> None:
     if backend == "nccl" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     outcome = _run(2, backend, tmp_path)
-    assert outcome[0]["reduced"] == outcome[1]["reduced"]
+    for layer, state in outcome[0]["reduced"].items():
+        for key, values in state.items():  # but for row 0, which the last step has staged
+            skip = 1 if key.endswith("history") else 0
+            assert outcome[1]["reduced"][layer][key][skip:] == values[skip:]
     history = torch.tensor(outcome[0]["reduced"]["0"]["fwd_history"])
     assert torch.equal(history[1:, 0], torch.tensor([4.0, 6.0, 8.0]))  # the larger rank's inputs
     for rank in (0, 1):
