@@ -70,6 +70,8 @@ asan: $(READY)
 
 bench: build
 	$(RUN) benchmarks/bench_linear.py $(ARGS)
+	$(RUN) benchmarks/bench_linear_fp8.py $(ARGS)
+	$(RUN) benchmarks/bench_quantize.py $(ARGS)
 
 lint: build
 	$(PY) -m ruff check .

@@ -79,6 +79,9 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, default=Path(__file__).parent / "results" / "linear_fp8.csv")
     parser.add_argument("--autotune", type=int, default=1, help="GEMM candidates to time")
     args = parser.parse_args()
+    if not te.info()["backends"]["cuda"]["usable"]:
+        print(f"{Path(__file__).name}: needs a GPU that te_ops can use")
+        return
     te.set_gemm_autotune(args.autotune)
     device, dtype = torch.device("cuda"), torch.bfloat16
     results: list[Result] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import te_ops as te  # noqa: F401
+import te_ops as te
 import torch
 from harness import Candidate, Result, device_time, report
 from torch import Tensor
@@ -42,6 +42,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and shapes")
     parser.add_argument("--csv", type=Path, default=Path(__file__).parent / "results" / "quantize.csv")
     args = parser.parse_args()
+    if not te.info()["backends"]["cuda"]["usable"]:
+        print(f"{Path(__file__).name}: needs a GPU that te_ops can use")
+        return
     flush = torch.empty(100_000_000, dtype=torch.bfloat16, device="cuda")
     results = []
     for m, k in SHAPES[:1] if args.quick else SHAPES:
