@@ -3,7 +3,7 @@
 import torch as _torch  # noqa: F401  (loads the libraries in which the extension looks up its functions)
 
 from . import recipe
-from ._autocast import autocast, fp8_autocast, is_fp8_available
+from ._autocast import autocast, fp8_autocast, get_recipe, is_fp8_available
 from ._checkpoint import checkpoint
 from ._delayed import load_recipe_state, recipe_state
 from ._gemm import gemm_cache_info, set_gemm_autotune
@@ -22,6 +22,7 @@ __all__ = [
     "fp8_autocast",
     "fp8_model_init",
     "gemm_cache_info",
+    "get_recipe",
     "info",
     "is_fp8_available",
     "load_recipe_state",

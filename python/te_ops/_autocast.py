@@ -26,6 +26,15 @@ class _State:
         self.recomputing = False
         self.checkpoint: Any = None  # te_ops._checkpoint.Scales while a checkpointed function runs
 
+    def snapshot(self) -> tuple[Any, ...]:
+        """What an exit, or a recomputation, restores."""
+        return self.recipe, self.calibrating, self.calibration_recipe, self.amax_reduction_group, self.depth
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        self.recipe, self.calibrating, self.calibration_recipe, self.amax_reduction_group, self.depth = (
+            snapshot
+        )
+
 
 state = _State()
 _default = DelayedScaling()
@@ -60,7 +69,8 @@ class autocast:
     """Runs te_ops' layers under a recipe: ``with te_ops.autocast(recipe=...):``.
 
     Regions nest; each exit restores what was active before. An instance may be entered again, and works as a
-    decorator. Wrap the forward only: backward follows the recipe of its forward.
+    decorator. Wrap the forward only: backward follows the recipe of its forward. In compiled functions, make the
+    instance where it is entered: PyTorch 2.11 cannot compile entering one that was made outside of them.
 
     Args:
         enabled: whether layers quantize. False makes an inner region run in high precision.
@@ -93,16 +103,10 @@ class autocast:
         self._outer: list[tuple[Any, ...]] = []
 
     def __enter__(self) -> autocast:
-        outer = (
-            state.recipe,
-            state.calibrating,
-            state.calibration_recipe,
-            state.amax_reduction_group,
-            state.depth,
-        )
-        self._outer.append(outer)
+        outer = state.snapshot()
         if state.depth == 0:
             _enter_outermost(self.recipe, self.amax_reduction_group)
+        self._outer.append(outer)  # after what may raise: a region that was not entered must not be exited
         state.recipe = self.recipe if self.enabled else None
         state.calibrating = self.calibrating
         state.calibration_recipe = self.recipe
@@ -116,14 +120,13 @@ class autocast:
                 "te_ops.autocast: exited out of order: "
                 + ("it is not active" if not self._outer else "a region entered after it is still active")
             )
-        outer = self._outer.pop()
-        state.recipe, state.calibrating, state.calibration_recipe = outer[:3]
-        state.amax_reduction_group, state.depth = outer[3:]
+        state.restore(self._outer.pop())
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            with self:
+            # An object made here, since PyTorch 2.11 cannot compile entering one that was made elsewhere.
+            with autocast(self.enabled, self.calibrating, self.recipe, self.amax_reduction_group):
                 return function(*args, **kwargs)
 
         return inside
@@ -140,8 +143,17 @@ def fp8_autocast(
     return autocast(enabled, calibrating, fp8_recipe, fp8_group)
 
 
-def is_fp8_available() -> tuple[bool, str]:
-    """Whether FP8 GEMMs run on tensor cores here, and if not, why: then they are emulated, with the same codes."""
+def get_recipe() -> Recipe | None:
+    """The recipe that layers called now follow; None outside of regions and where ``enabled=False``."""
+    return state.recipe
+
+
+def is_fp8_available(return_reason: bool = True) -> tuple[bool, str]:
+    """Whether FP8 GEMMs run on tensor cores here, and if not, why: then they are emulated, with the same codes.
+
+    Args:
+        return_reason: for Transformer Engine's callers. The result is a tuple in any case, so test its first value.
+    """
     if not torch.cuda.is_available():
         return False, "no CUDA device: FP8 is emulated on the CPU"
     major, minor = torch.cuda.get_device_capability()

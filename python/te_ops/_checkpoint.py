@@ -53,13 +53,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool = F
     if use_reentrant and kwargs:
         raise ValueError("te_ops.checkpoint: use_reentrant=True takes no keyword arguments")
     scales = Scales()
-    outer = (
-        state.recipe,
-        state.calibrating,
-        state.calibration_recipe,
-        state.amax_reduction_group,
-        state.depth,
-    )
+    outer = state.snapshot()
     runs = 0
 
     def run(*inner: Any, **named: Any) -> Any:
@@ -83,19 +77,12 @@ def _recording(scales: Scales) -> Iterator[None]:
 @contextmanager
 def _replaying(scales: Scales, outer: tuple[Any, ...]) -> Iterator[None]:
     """The recipe of the forward and its scales; entering a region inside does not count as a new one."""
-    before = (
-        state.recipe, state.calibrating, state.calibration_recipe, state.amax_reduction_group, state.depth,
-        state.recomputing, state.checkpoint,
-    )  # fmt: skip
+    before = state.snapshot(), state.recomputing, state.checkpoint
     scales.replay = iter(scales.used)
-    (state.recipe, state.calibrating, state.calibration_recipe, state.amax_reduction_group, state.depth) = (
-        outer
-    )
+    state.restore(outer)
     state.recomputing, state.checkpoint = True, scales
     try:
         yield
     finally:
-        (
-            state.recipe, state.calibrating, state.calibration_recipe, state.amax_reduction_group, state.depth,
-            state.recomputing, state.checkpoint,
-        ) = before  # fmt: skip
+        state.restore(before[0])
+        state.recomputing, state.checkpoint = before[1:]

@@ -32,6 +32,9 @@ class Format(Enum):
     E5M2 = _Largest(57344.0, 57344.0)
     HYBRID = _Largest(448.0, 57344.0)
 
+    def __repr__(self) -> str:
+        return f"Format.{self.name}"
+
 
 def _bad(recipe: Any, option: str, value: Any, rule: str) -> ValueError:
     return ValueError(f"te_ops.recipe.{type(recipe).__name__}: {option}={value!r}: must be {rule}")
@@ -42,6 +45,10 @@ def _require_bool(owner: Any, *options: str) -> None:
         value = getattr(owner, option)
         if not isinstance(value, bool):
             raise _bad(owner, option, value, "True or False")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass
@@ -56,6 +63,9 @@ class MMParams:
     use_split_accumulator: bool = True
 
     def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
         _require_bool(self, "use_split_accumulator")
 
 
@@ -72,6 +82,9 @@ class QParams:
     amax_epsilon: float = 0.0
 
     def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
         _require_bool(self, "power_2_scale")
         if self.amax_epsilon != 0.0:
             raise _bad(self, "amax_epsilon", self.amax_epsilon, "0.0: other values are not supported")
@@ -169,9 +182,9 @@ class DelayedScaling(Recipe):
     def validate(self) -> None:
         self._check_common()
         _require_bool(self, "reduce_amax")
-        if not isinstance(self.margin, int) or not -64 <= self.margin <= 64:
+        if not _is_int(self.margin) or not -64 <= self.margin <= 64:
             raise _bad(self, "margin", self.margin, "an integer from -64 to 64")
-        if not isinstance(self.amax_history_len, int) or self.amax_history_len < 1:
+        if not _is_int(self.amax_history_len) or self.amax_history_len < 1:
             raise _bad(self, "amax_history_len", self.amax_history_len, "an integer >= 1")
         algo = self.amax_compute_algo
         if not callable(algo) and algo not in ("max", "most_recent"):
@@ -224,8 +237,12 @@ class Float8CurrentScaling(Recipe):
         self._check_common()
         _require_bool(self, "use_power_2_scales")
         for option in ("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad"):
-            if not isinstance(getattr(self, option), QParams):
-                raise _bad(self, option, getattr(self, option), "a te_ops.recipe.QParams")
+            quant = getattr(self, option)
+            if not isinstance(quant, QParams):
+                raise _bad(self, option, quant, "a te_ops.recipe.QParams")
+            quant.validate()  # it may have been changed since it was made
         for option in ("fp8_gemm_fprop", "fp8_gemm_dgrad", "fp8_gemm_wgrad"):
-            if not isinstance(getattr(self, option), MMParams):
-                raise _bad(self, option, getattr(self, option), "a te_ops.recipe.MMParams")
+            gemm = getattr(self, option)
+            if not isinstance(gemm, MMParams):
+                raise _bad(self, option, gemm, "a te_ops.recipe.MMParams")
+            gemm.validate()

@@ -7,15 +7,23 @@ from typing import Any
 import pytest
 import te_ops as te
 import torch
+from helpers import compiled
 from te_ops._autocast import _regions, state
 from te_ops.recipe import DelayedScaling, Float8CurrentScaling, Format, MMParams, QParams
+from torch import Tensor
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: DelayedScaling(margin=0.5), r"DelayedScaling: margin=0.5: must be an integer"),
-        (lambda: DelayedScaling(fp8_format=Format.E5M2), r"must be Format.E4M3 or Format.HYBRID"),
+        (lambda: DelayedScaling(margin=True), r"margin=True: must be an integer"),
+        (lambda: DelayedScaling(amax_history_len=True), r"amax_history_len=True: must be an integer"),
+        (
+            lambda: DelayedScaling(fp8_format=Format.E5M2),
+            r"fp8_format=Format.E5M2: must be Format.E4M3 or Format.HYBRID",
+        ),
+        (lambda: Float8CurrentScaling(fp8_format=Format.E5M2), r"Float8CurrentScaling: .*Format.HYBRID"),
         (lambda: DelayedScaling(amax_history_len=0), r"amax_history_len=0: must be an integer >= 1"),
         (
             lambda: DelayedScaling(amax_compute_algo="median"),
@@ -58,7 +66,109 @@ def test_defaults_and_questions() -> None:
     assert current.float8_per_tensor_scaling()
     others = (current.mxfp8, current.nvfp4, current.float8_block_scaling, current.custom, current.delayed)
     assert not any(question() for question in others)
-    assert "margin=0" in repr(delayed)
+    assert "margin=0, fp8_format=Format.HYBRID, amax_history_len=1024" in repr(delayed)
+    assert (Format.HYBRID.value.max_fwd, Format.HYBRID.value.max_bwd) == (448.0, 57344.0)
+
+
+def test_changed_options_are_validated_too() -> None:
+    current = Float8CurrentScaling()
+    current.fp8_quant_bwd_grad.amax_epsilon = 1.0
+    with pytest.raises(ValueError, match=r"QParams: amax_epsilon=1.0: must be 0.0"):
+        current.validate()
+    current = Float8CurrentScaling()
+    current.fp8_gemm_wgrad.use_split_accumulator = None  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"MMParams: use_split_accumulator=None"):
+        current.validate()
+    delayed = DelayedScaling()
+    delayed.margin = 65
+    with pytest.raises(ValueError, match=r"margin=65"):
+        delayed.validate()
+
+
+def test_recipes_share_no_options() -> None:
+    first, second = Float8CurrentScaling(), Float8CurrentScaling()
+    assert first == second
+    first.fp8_quant_fwd_inp.power_2_scale = True
+    first.fp8_gemm_dgrad.use_split_accumulator = False
+    assert second == Float8CurrentScaling()
+    assert first.power_2_scales() == (True, False, False)
+    first.use_power_2_scales = True
+    assert first.power_2_scales() == (True, True, True)
+
+
+# ------------------------------------------------------------------------------------------- compiled ----
+
+
+def test_made_and_read_in_compiled_code(backend: str) -> None:
+    def run(x: Tensor, margin: int) -> Tensor:
+        delayed = DelayedScaling(margin=margin, fp8_format=Format.E4M3, amax_compute_algo="most_recent")
+        current = Float8CurrentScaling(
+            fp8_quant_fwd_weight=QParams(power_2_scale=True), fp8_gemm_fprop=MMParams(True)
+        )
+        x = x * 2**delayed.margin + delayed.fp8_format.value.max_bwd
+        x = x * 3 if delayed.amax_compute_algo == "most_recent" else x
+        x = x * 5 if current.fp8_gemm_fprop.use_split_accumulator else x
+        return x * 7 if current.power_2_scales() == (False, True, False) else x
+
+    fn, count = compiled(run, backend)
+    x = torch.ones(3)
+    assert torch.equal(fn(x, 2), run(x, 2))
+    assert torch.equal(fn(x, 2), torch.full((3,), (4 + 448.0) * 3 * 5 * 7))
+    assert count.frame_count == 1
+
+
+def test_wrong_option_in_compiled_code() -> None:
+    fn, _ = compiled(lambda x: x * DelayedScaling(margin=99).margin, "aot_eager")
+    with pytest.raises(Exception, match=r"DelayedScaling: margin=99: must be an integer from -64 to 64"):
+        fn(torch.ones(1))
+
+
+def test_changed_options_reach_compiled_code() -> None:
+    """Each change of an option compiles once; a change back, or an equal recipe, compiles nothing."""
+    recipe: Any = None
+
+    def run(x: Tensor) -> Tensor:
+        if recipe.delayed():
+            x = x * (3 + recipe.margin) * (10 if recipe.fp8_format is Format.E4M3 else 1)
+            algo = recipe.amax_compute_algo
+            return algo(x) if callable(algo) else x
+        x = x * 50 if recipe.power_2_scales()[2] else x * 40
+        return x if recipe.fp8_gemm_wgrad.use_split_accumulator else -x
+
+    fn, count = compiled(run, "aot_eager")
+
+    def check(want: float, graphs: int) -> None:
+        for _ in range(2):
+            assert fn(torch.ones(1)).item() == run(torch.ones(1)).item() == want
+        assert count.frame_count == graphs
+
+    recipe = DelayedScaling()
+    check(3, 1)
+    recipe.margin = 1
+    check(4, 2)
+    recipe.fp8_format = Format.E4M3
+    check(40, 3)
+    recipe.amax_compute_algo = torch.neg
+    check(-40, 4)
+    recipe = DelayedScaling()
+    check(3, 4)
+
+    recipe = Float8CurrentScaling()
+    check(40, 5)
+    recipe.fp8_quant_bwd_grad.power_2_scale = True
+    check(50, 6)
+    recipe.fp8_gemm_wgrad = MMParams(use_split_accumulator=False)
+    check(-50, 7)
+    recipe.fp8_gemm_wgrad.use_split_accumulator = True
+    recipe.fp8_quant_bwd_grad = QParams()
+    check(40, 7)
+    recipe = Float8CurrentScaling()
+    check(40, 7)
+    recipe.use_power_2_scales = True
+    check(50, 8)
+
+
+# -------------------------------------------------------------------------------------------- regions ----
 
 
 def test_regions_nest_and_restore() -> None:
@@ -115,6 +225,7 @@ def test_only_outermost_regions_count(device: torch.device) -> None:
 
 def test_what_is_available() -> None:
     available, reason = te.is_fp8_available()
+    assert te.is_fp8_available(return_reason=False) == (available, reason)
     assert available == (reason == "")
     statuses = {name: entry["status"] for name, entry in te.info()["recipes"].items()}
     assert statuses["DelayedScaling"] == ("native" if available else "emulated")
