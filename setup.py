@@ -155,7 +155,8 @@ class BuildExt(build_ext):
             nvcc = [str(cuda.nvcc), "-std=c++17", "-O3", "-lineinfo", "-Ipython/te_ops/include",
                     *cuda.gencode(), "-Xcompiler", host_flags, "-Werror", "all-warnings"]  # fmt: skip
             commands |= {source: [*nvcc, "-c", source] for source in sorted(glob.glob("csrc/kernels/*.cu"))}
-        headers = glob.glob("csrc/**/*.[hd]*", recursive=True) + glob.glob("python/te_ops/include/*.h")
+        headers = glob.glob("csrc/**/*.*h", recursive=True) + ["csrc/te_ops.def"]
+        headers += glob.glob("python/te_ops/include/*.h")
         newest_header = max(Path(p).stat().st_mtime for p in headers)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(lambda s: self.compile(s, commands[s], temp, newest_header), commands))

@@ -165,7 +165,7 @@ def _linear_fp8_fwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 def _linear_fp8_fwd_delayed(device: torch.device) -> Iterator[tuple[Any, ...]]:
     for i, args in enumerate(_linear_fp8_fwd(device)):
-        yield *args[:-1], args[-1] | bits(i % 2, i % 3, i % 4) << 5, *delayed_slots(device, i % 2)
+        yield *args[:-1], args[-1] | bits(i % 2, i % 3, i % 4, i % 5) << 5, *delayed_slots(device, i % 2)
 
 
 def _linear_fp8_bwd(device: torch.device) -> Iterator[tuple[Any, ...]]:

@@ -12,9 +12,9 @@
 
 static int64_t grain_rows(int64_t cols) { return 1 + GRAIN / (cols + 1); }
 
-static int zero(const te_context *ctx, void *memory, size_t bytes) {
+static int zero(const te_context *ctx, float *values, int n) {
   (void)ctx;
-  memset(memory, 0, bytes);
+  memset(values, 0, (size_t)n * sizeof *values);
   return TE_OK;
 }
 
@@ -24,8 +24,8 @@ static int fill_rows(const te_context *ctx, te_matrix out, const void *row) {
   return TE_OK;
 }
 
-static int64_t no_tiles(const te_cast *c) {
-  (void)c;
+static int64_t no_tiles(int64_t rows) {
+  (void)rows;
   return 0;
 }
 
@@ -44,25 +44,25 @@ static int finish_sums(const te_context *ctx, const float *partial, int64_t n, i
 
 typedef struct amax_job {
   const te_matrix *m;
-  te_amax_word *out;
+  float *out;
 } amax_job;
 
 /* Non-negative floats are ordered like their bits, and a comparison with NaN is false. */
 static void amax_range(int64_t begin, int64_t end, void *user) {
   const amax_job *job = user;
   const te_matrix *m = job->m;
-  uint32_t most = 0, seen = __atomic_load_n((uint32_t *)(void *)&job->out->amax, __ATOMIC_RELAXED);
+  uint32_t most = 0, seen = __atomic_load_n((uint32_t *)(void *)job->out, __ATOMIC_RELAXED);
   for (int64_t r = begin; r < end; r++)
     for (int64_t c = 0; c < m->cols; c++) {
       uint32_t bits = te_f32_to_bits(te__cpu_load(m->data, m->dtype, r * m->row_stride + c)) & 0x7fffffffu;
       if (bits <= 0x7f800000u && bits > most) most = bits;
     }
-  while (most > seen && !__atomic_compare_exchange_n((uint32_t *)(void *)&job->out->amax, &seen, most, true,
+  while (most > seen && !__atomic_compare_exchange_n((uint32_t *)(void *)job->out, &seen, most, true,
                                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED))
     continue;
 }
 
-static int amax(const te_context *ctx, const te_matrix *m, te_amax_word *const *out, int n) {
+static int amax(const te_context *ctx, const te_matrix *m, float *const *out, int n) {
   for (int i = 0; i < n; i++) {
     amax_job job = {&m[i], out[i]};
     TE_TRY(ctx->services->parallel_for(ctx, m[i].rows, grain_rows(m[i].cols), amax_range, &job));
@@ -95,13 +95,13 @@ static void cast_range(int64_t begin, int64_t end, void *user) {
 static int cast(const te_context *ctx, const te_cast *casts, int n) {
   for (int i = 0; i < n; i++) {
     const te_cast *c = &casts[i];
-    float scale = c->scale ? *c->scale : te_current_scale(c->amax->amax, te_fp8_max(c->out), c->pow2);
+    float scale = c->scale ? *c->scale : te_current_scale(*c->amax, te_fp8_max(c->out), c->pow2);
     cast_job job = {c, scale};
     if (c->scale_inv) *c->scale_inv = 1.0f / scale;
     TE_TRY(ctx->services->parallel_for(ctx, c->x.rows, grain_rows(c->x.cols), cast_range, &job));
     if (!c->record) continue;
     TE_TRY(amax(ctx, &c->x, &c->record, 1));
-    if (c->stage && te_is_finite(c->record->amax) && c->record->amax > *c->stage) *c->stage = c->record->amax;
+    if (c->stage && te_is_finite(*c->record) && *c->record > *c->stage) *c->stage = *c->record;
   }
   return TE_OK;
 }
@@ -208,13 +208,13 @@ static void roll_column(void *state, const te_delayed *how, int tensor) {
   history[0] = 0;
 }
 
-static int roll(const te_context *ctx, void *state, const int32_t *region, const te_delayed *how,
-                te_amax_word *words, int n_words) {
+static int roll(const te_context *ctx, const te_delayed_args *d, te_amax_word *zero_, int n_zero) {
   (void)ctx;
-  if (n_words > 0) memset(words, 0, (size_t)n_words * sizeof *words);
-  if (*(int32_t *)state == *region) return TE_OK;
-  *(int32_t *)state = *region;
-  for (int t = 0; t < TE_STATE_TENSORS; t++) roll_column(state, how, t);
+  if (n_zero > 0) memset(zero_, 0, (size_t)n_zero * sizeof *zero_);
+  if (d->seen) *d->seen = *d->region;
+  if (*(int32_t *)d->state == *d->region) return TE_OK;
+  *(int32_t *)d->state = *d->region;
+  for (int t = 0; t < TE_STATE_TENSORS; t++) roll_column(d->state, &d->how, t);
   return TE_OK;
 }
 

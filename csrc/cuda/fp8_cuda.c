@@ -6,8 +6,8 @@
 #include "../kernels/te_quantize.h"
 #include "te_cuda.h"
 
-static int zero(const te_context *ctx, void *memory, size_t bytes) {
-  TE_CUDA_TRY(ctx, cudaMemsetAsync(memory, 0, bytes, ctx->stream));
+static int zero(const te_context *ctx, float *values, int n) {
+  TE_CUDA_TRY(ctx, te__zero(values, n, ctx->stream));
   return TE_OK;
 }
 
@@ -17,8 +17,8 @@ static int fill_rows(const te_context *ctx, te_matrix out, const void *row) {
   return TE_OK;
 }
 
-static int amax(const te_context *ctx, const te_matrix *m, te_amax_word *const *out, int n) {
-  TE_CUDA_TRY(ctx, te__amax_words(m, out, n, ctx->stream));
+static int amax(const te_context *ctx, const te_matrix *m, float *const *out, int n) {
+  TE_CUDA_TRY(ctx, te__amax(m, out, n, ctx->stream));
   return TE_OK;
 }
 
@@ -44,9 +44,8 @@ static int finish_sums(const te_context *ctx, const float *partial, int64_t n, i
   return TE_OK;
 }
 
-static int roll(const te_context *ctx, void *state, const int32_t *region, const te_delayed *how,
-                te_amax_word *words, int n_words) {
-  TE_CUDA_TRY(ctx, te__delayed_roll(state, region, how, words, n_words, ctx->stream));
+static int roll(const te_context *ctx, const te_delayed_args *delayed, te_amax_word *zero_, int n_zero) {
+  TE_CUDA_TRY(ctx, te__delayed_roll(delayed, zero_, n_zero, ctx->stream));
   return TE_OK;
 }
 

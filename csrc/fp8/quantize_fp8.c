@@ -14,22 +14,20 @@ te_cast te__cast_of(te_matrix x, te_dtype out, void *row, void *col, float *scal
                    .scale_inv = scale_inv};
 }
 
-int te__cast_current(const te_context *ctx, const te_fp8_backend *be, te_cast *casts, int n,
-                     te_amax_word *words) {
+int te__find_amaxes(const te_context *ctx, const te_fp8_backend *be, te_cast *casts, int n, float *amaxes) {
   te_matrix unscaled[TE_CASTS];
-  te_amax_word *amaxes[TE_CASTS];
-  bool scans[TE_CASTS];
+  float *out[TE_CASTS];
   int count = 0;
-  for (int i = 0; i < n; i++) count += scans[i] = !casts[i].scale && !be->is_one_tile(&casts[i]);
-  if (count > 0) TE_TRY(be->zero(ctx, words, (size_t)count * sizeof(te_amax_word)));
-  for (int i = 0, c = 0; i < n; i++) {
-    if (!scans[i]) continue;
-    unscaled[c] = casts[i].x;
-    amaxes[c] = &words[c];
-    casts[i].amax = &words[c++];
+  for (int i = 0; i < n; i++) {
+    if (casts[i].scale || be->is_one_tile(&casts[i])) continue;
+    unscaled[count] = casts[i].x;
+    casts[i].amax = out[count] = &amaxes[count];
+    casts[i].follows = true;
+    count++;
   }
-  if (count > 0) TE_TRY(be->amax(ctx, unscaled, amaxes, count));
-  return be->cast(ctx, casts, n);
+  if (count == 0) return TE_OK;
+  TE_TRY(be->zero(ctx, amaxes, count));
+  return be->amax(ctx, unscaled, out, count);
 }
 
 int te__delayed_args(const te_context *ctx, const te_arg *state, const te_arg *region,
@@ -53,10 +51,13 @@ int te__delayed_args(const te_context *ctx, const te_arg *state, const te_arg *r
   return TE_OK;
 }
 
-void te__cast_delayed(te_cast *cast, void *state, int tensor, te_amax_word *record) {
+void te__cast_delayed(te_cast *cast, void *state, int tensor, te_amax_word *word) {
   cast->scale = te_state_scale(state, tensor);
-  cast->record = record;
-  cast->stage = record ? te_state_amax(state, tensor) : NULL;
+  cast->follows = true;
+  if (!word) return;
+  cast->record = &word->amax;
+  cast->done = &word->done;
+  cast->stage = te_state_amax(state, tensor);
 }
 
 /* ---------------------------------------------------------------------------------- operators -------- */
@@ -64,13 +65,9 @@ void te__cast_delayed(te_cast *cast, void *state, int tensor, te_amax_word *reco
 static int amax(const te_context *ctx, const te_fp8_backend *be, const te_arg *args) {
   const te_amax *a = (const te_amax *)args;
   te_cast cast = te__cast_of(te__matrix_of(&a->x), TE_e4m3, NULL, NULL, NULL);
-  void *words;
-  TE_TRY(ctx->services->workspace(ctx, sizeof(te_amax_word), &words));
-  te_amax_word *word = words;
-  TE_TRY(be->zero(ctx, word, sizeof *word));
-  if (!te__is_empty(&cast.x)) TE_TRY(be->amax(ctx, &cast.x, &word, 1));
-  te_matrix one = {a->amax.buf->data, 1, 1, 1, 1, TE_f32};
-  return be->fill_rows(ctx, one, &word->amax);
+  float *out = a->amax.buf->data;
+  TE_TRY(be->zero(ctx, out, 1));
+  return te__is_empty(&cast.x) ? TE_OK : be->amax(ctx, &cast.x, &out, 1);
 }
 
 /* The flags of `quantize`, in the order of its row. */
@@ -79,22 +76,27 @@ enum { Q_E5M2, Q_POW2, Q_WANT_ROW, Q_WANT_COL, Q_WANT_AMAX, Q_WANT_SUMS };
 static int quantize(const te_context *ctx, const te_fp8_backend *be, const te_arg *args) {
   const te_quantize *a = (const te_quantize *)args;
   te_matrix x = te__matrix_of(&a->x);
-  void *partial = NULL, *words;
-  te_amax_word *word;
+  void *partial = NULL, *memory;
+  float *out = a->amax.present ? a->amax.buf->data : NULL;
   te_cast cast = te__cast_of(x, te_flag(&a->options, Q_E5M2) ? TE_e5m2 : TE_e4m3, a->q.buf[0].data,
                              a->q.buf[1].data, a->q.buf[2].data);
   cast.pow2 = te_flag(&a->options, Q_POW2);
-  TE_TRY(ctx->services->workspace(ctx, sizeof(te_amax_word), &words));
-  word = words;
-  TE_TRY(be->zero(ctx, word, sizeof *word));
   if (a->scale.present) {
     cast.scale = a->scale.buf->data;
-    if (a->amax.present) cast.record = word;
+    cast.record = out;
+    cast.follows = out != NULL;
+    if (out) TE_TRY(be->zero(ctx, out, 1));
   } else {
-    cast.amax = word;
-    TE_TRY(be->amax(ctx, &cast.x, &word, 1));
+    if (!out) {
+      TE_TRY(ctx->services->workspace(ctx, sizeof(float), &memory));
+      out = memory;
+    }
+    TE_TRY(be->zero(ctx, out, 1));
+    TE_TRY(be->amax(ctx, &cast.x, &out, 1));
+    cast.amax = out;
+    cast.follows = true;
   }
-  int64_t tiles = x.col_stride == 1 ? be->sum_tiles(&cast) : 0;
+  int64_t tiles = x.col_stride == 1 ? be->sum_tiles(x.rows) : 0;
   bool fused = a->sums.present && tiles > 0 && !te__is_empty(&x);
   if (fused) {
     TE_TRY(ctx->services->workspace(ctx, (size_t)(tiles * x.cols) * sizeof(float), &partial));
@@ -102,9 +104,7 @@ static int quantize(const te_context *ctx, const te_fp8_backend *be, const te_ar
   }
   TE_TRY(be->cast(ctx, &cast, 1));
   if (fused) TE_TRY(be->finish_sums(ctx, partial, tiles, x.cols, a->sums.buf->data, x.dtype));
-  if (a->sums.present && !fused) TE_TRY(be->column_sums(ctx, x, a->sums.buf->data));
-  te_matrix one = {a->amax.present ? a->amax.buf->data : NULL, 1, 1, 1, 1, TE_f32};
-  return a->amax.present ? be->fill_rows(ctx, one, &word->amax) : TE_OK;
+  return a->sums.present && !fused ? be->column_sums(ctx, x, a->sums.buf->data) : TE_OK;
 }
 
 static int quantize_into(const te_context *ctx, const te_fp8_backend *be, const te_arg *args) {
@@ -114,9 +114,10 @@ static int quantize_into(const te_context *ctx, const te_fp8_backend *be, const 
       te__cast_of(te__matrix_of(&a->x), codes->dtype, a->q.buf[0].data, a->q.buf[1].data, a->q.buf[2].data);
   cast.pow2 = a->pow2.i != 0;
   cast.scale = a->scale.present ? a->scale.buf->data : NULL;
-  void *word;
-  TE_TRY(ctx->services->workspace(ctx, sizeof(te_amax_word), &word));
-  return te__cast_current(ctx, be, &cast, 1, word);
+  void *amax_;
+  TE_TRY(ctx->services->workspace(ctx, sizeof(float), &amax_));
+  TE_TRY(te__find_amaxes(ctx, be, &cast, 1, amax_));
+  return be->cast(ctx, &cast, 1);
 }
 
 static int dequantize(const te_context *ctx, const te_fp8_backend *be, const te_arg *args) {
@@ -146,7 +147,7 @@ static int quantize_delayed(const te_context *ctx, const te_fp8_backend *be, con
   TE_REQUIRE(ctx->status, a->tensor.i >= 0 && a->tensor.i < TE_STATE_TENSORS,
              "%s: tensor = %lld: must be 0 to %d", ctx->op, (long long)a->tensor.i, TE_STATE_TENSORS - 1);
   if (stages) TE_TRY(ctx->services->workspace(ctx, sizeof(te_amax_word), &words));
-  TE_TRY(be->roll(ctx, d.state, d.region, &d.how, words, stages));
+  TE_TRY(be->roll(ctx, &d, words, stages));
   te_cast cast = te__cast_of(te__matrix_of(&a->x), te_flag(&a->options, D_E5M2) ? TE_e5m2 : TE_e4m3,
                              a->q.buf[0].data, a->q.buf[1].data, a->q.buf[2].data);
   te__cast_delayed(&cast, d.state, (int)a->tensor.i, words);
@@ -161,7 +162,7 @@ static int linear_calibrate(const te_context *ctx, const te_fp8_backend *be, con
   TE_TRY(te__delayed_args(ctx, &a->state, &a->region, &a->new_scale, &a->history_len, &a->margin,
                           te_flag(&a->options, 0), te_flag(&a->options, 1), &d));
   TE_TRY(ctx->services->workspace(ctx, 2 * sizeof(te_amax_word), &words));
-  TE_TRY(be->roll(ctx, d.state, d.region, &d.how, words, 2));
+  TE_TRY(be->roll(ctx, &d, words, 2));
   TE_TRY(ctx->services->workspace(ctx, (size_t)(x.rows * x.cols), &codes[0]));
   TE_TRY(ctx->services->workspace(ctx, (size_t)(w.rows * w.cols), &codes[1]));
   te_cast casts[2] = {te__cast_of(x, TE_e4m3, codes[0], NULL, NULL),

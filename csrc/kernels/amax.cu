@@ -8,7 +8,7 @@
 
 struct job {
   te_matrix m;
-  te_amax_word *out;
+  float *out;
   int64_t first_block, blocks, vectors; /* of 16 bytes, or single elements */
 };
 
@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(THREADS) amax_kernel(const __grid_constant__ j
   struct alignas(sizeof(T) * wide) vec {
     T v[wide];
   };
+  let_next_start();
   int which = 0;
   while (which + 1 < work.n && blockIdx.x >= work.at[which + 1].first_block) which++;
   const job &j = work.at[which];
@@ -64,20 +65,19 @@ __global__ void __launch_bounds__(THREADS) amax_kernel(const __grid_constant__ j
     if (block == 0 && at < j.m.rows * j.m.cols) amax = amax_of(amax, to_f32<IN>(((const T *)j.m.data)[at]));
   }
   amax = block_max<WARPS>(amax);
-  if (threadIdx.x == 0) atomic_amax(&j.out->amax, amax);
+  wait_for_previous(); /* for the zero */
+  if (threadIdx.x == 0) atomic_amax(j.out, amax);
 }
 
 static bool is_dense(const te_matrix *m) { return m->row_stride == m->cols && (uintptr_t)m->data % 16 == 0; }
 
-template <te_dtype IN> static void launch(const jobs &work, int64_t blocks, bool dense, cudaStream_t stream) {
-  if (dense)
-    amax_kernel<IN, true><<<(unsigned)blocks, THREADS, 0, stream>>>(work);
-  else
-    amax_kernel<IN, false><<<(unsigned)blocks, THREADS, 0, stream>>>(work);
+template <te_dtype IN>
+static cudaError_t run(const jobs &work, int64_t blocks, bool dense, cudaStream_t stream) {
+  return dense ? launch(amax_kernel<IN, true>, blocks, THREADS, true, stream, work)
+               : launch(amax_kernel<IN, false>, blocks, THREADS, true, stream, work);
 }
 
-extern "C" cudaError_t te__amax_words(const te_matrix *m, te_amax_word *const *out, int n,
-                                      cudaStream_t stream) {
+extern "C" cudaError_t te__amax(const te_matrix *m, float *const *out, int n, cudaStream_t stream) {
   for (int i = 0; i < n;) {
     jobs work = {};
     int64_t blocks = 0;
@@ -97,13 +97,9 @@ extern "C" cudaError_t te__amax_words(const te_matrix *m, te_amax_word *const *o
       blocks += j->blocks;
     }
     if (blocks == 0) continue;
-    if (dtype == TE_bf16)
-      launch<TE_bf16>(work, blocks, dense, stream);
-    else if (dtype == TE_f16)
-      launch<TE_f16>(work, blocks, dense, stream);
-    else
-      launch<TE_f32>(work, blocks, dense, stream);
-    cudaError_t error = cudaGetLastError();
+    cudaError_t error = dtype == TE_bf16  ? run<TE_bf16>(work, blocks, dense, stream)
+                        : dtype == TE_f16 ? run<TE_f16>(work, blocks, dense, stream)
+                                          : run<TE_f32>(work, blocks, dense, stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

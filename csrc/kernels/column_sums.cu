@@ -2,6 +2,7 @@
  * added in fp32 in an order that depends on the shape alone, so that runs agree to the bit.
  *
  * Floor: rows * cols * element size bytes. The partial sums are at most 1/32 of that. */
+#include "launch.cuh"
 #include "te_kernels.h"
 #include "../te_format.h"
 
@@ -82,14 +83,24 @@ __global__ void __launch_bounds__(WARPS *LANES)
   }
 }
 
+/* LANES columns a block, WARPS ranges of the partial sums; few blocks would wait for memory in turn. */
 template <te_dtype DTYPE>
-__global__ void sum_partials(const float *__restrict__ partial, int64_t n, int64_t cols,
-                             void *__restrict__ sums) {
-  int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-  if (c >= cols) return;
+__global__ void __launch_bounds__(WARPS *LANES)
+    sum_partials(const float *__restrict__ partial, int64_t n, int64_t cols, void *__restrict__ sums) {
+  __shared__ float tile[WARPS][LANES];
+  int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+  int64_t c = (int64_t)blockIdx.x * LANES + lane;
+  wait_for_previous();
   float sum = 0;
+  if (c < cols) {
 #pragma unroll 8
-  for (int64_t i = 0; i < n; i++) sum += partial[i * cols + c];
+    for (int64_t i = warp; i < n; i += WARPS) sum += partial[i * cols + c];
+  }
+  tile[warp][lane] = sum;
+  __syncthreads();
+  if (warp != 0 || c >= cols) return;
+#pragma unroll
+  for (int w = 1; w < WARPS; w++) sum += tile[w][lane];
   store<DTYPE>(sums, c, sum);
 }
 
@@ -107,8 +118,15 @@ extern "C" size_t te__column_sums_workspace(int64_t rows, int64_t cols) {
   return n > 1 ? (size_t)(n * cols) * sizeof(float) : 0;
 }
 
+/* `partial` is what the launch just before this one made. */
 template <te_dtype DTYPE>
-static cudaError_t launch(const te_matrix *m, void *sums, float *partial, cudaStream_t stream) {
+static cudaError_t finish(const float *partial, int64_t n, int64_t cols, void *sums, cudaStream_t stream) {
+  return launch(sum_partials<DTYPE>, (cols + LANES - 1) / LANES, WARPS * LANES, true, stream, partial, n,
+                cols, sums);
+}
+
+template <te_dtype DTYPE>
+static cudaError_t sum(const te_matrix *m, void *sums, float *partial, cudaStream_t stream) {
   constexpr int size = DTYPE == TE_f32 ? 4 : 2, wide = 16 / size;
   int64_t n = row_blocks(m->rows, m->cols), per_block = (m->rows + n - 1) / n;
   bool vectorized =
@@ -122,28 +140,21 @@ static cudaError_t launch(const te_matrix *m, void *sums, float *partial, cudaSt
   else
     sum_rows<DTYPE, apart, false><<<grid, WARPS * LANES, 0, stream>>>(
         m->data, m->rows, m->cols, m->row_stride, m->col_stride, per_block, partial, sums);
-  if (n > 1)
-    sum_partials<DTYPE><<<(unsigned)((m->cols + 127) / 128), 128, 0, stream>>>(partial, n, m->cols, sums);
-  return cudaGetLastError();
+  cudaError_t error = cudaGetLastError();
+  return n > 1 && error == cudaSuccess ? finish<DTYPE>(partial, n, m->cols, sums, stream) : error;
 }
 
 extern "C" cudaError_t te__column_sums(const te_matrix *m, void *sums, float *partial, cudaStream_t stream) {
   switch (m->dtype) {
   case TE_bf16:
-    return launch<TE_bf16>(m, sums, partial, stream);
+    return sum<TE_bf16>(m, sums, partial, stream);
   case TE_f16:
-    return launch<TE_f16>(m, sums, partial, stream);
+    return sum<TE_f16>(m, sums, partial, stream);
   case TE_f32:
-    return launch<TE_f32>(m, sums, partial, stream);
+    return sum<TE_f32>(m, sums, partial, stream);
   default:
     return cudaErrorInvalidValue;
   }
-}
-
-template <te_dtype DTYPE>
-static cudaError_t finish(const float *partial, int64_t n, int64_t cols, void *sums, cudaStream_t stream) {
-  sum_partials<DTYPE><<<(unsigned)((cols + 127) / 128), 128, 0, stream>>>(partial, n, cols, sums);
-  return cudaGetLastError();
 }
 
 extern "C" cudaError_t te__finish_column_sums(const float *partial, int64_t n, int64_t cols, void *sums,

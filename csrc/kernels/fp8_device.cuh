@@ -2,6 +2,7 @@
 #ifndef TE_FP8_DEVICE_CUH
 #define TE_FP8_DEVICE_CUH
 
+#include "launch.cuh"
 #include "te_quantize.h"
 
 #include <cuda_bf16.h>
@@ -50,13 +51,15 @@ template <te_dtype DTYPE> __device__ __forceinline__ float2 unpack2(uint32_t pai
     return __half22float2(*(const __half2 *)&pair);
 }
 
-/* The larger magnitudes of two pairs, packed; what is not NaN wins. */
+/* The larger magnitudes of two pairs, packed; what is not NaN wins. (The sign is removed by hand, since the
+ * compiler makes two multiplications of __habs2().) */
 template <te_dtype DTYPE> __device__ __forceinline__ uint32_t amax2(uint32_t most, uint32_t pair) {
+  pair &= 0x7fff7fffu;
   if constexpr (DTYPE == TE_bf16) {
-    __nv_bfloat162 m = __hmax2(*(__nv_bfloat162 *)&most, __habs2(*(__nv_bfloat162 *)&pair));
+    __nv_bfloat162 m = __hmax2(*(__nv_bfloat162 *)&most, *(__nv_bfloat162 *)&pair);
     return *(uint32_t *)&m;
   } else {
-    __half2 m = __hmax2(*(__half2 *)&most, __habs2(*(__half2 *)&pair));
+    __half2 m = __hmax2(*(__half2 *)&most, *(__half2 *)&pair);
     return *(uint32_t *)&m;
   }
 }

@@ -10,14 +10,19 @@
 extern "C" {
 #endif
 
-/* Amaxes of n <= TE_CASTS tensors into words that are zero, in one launch if the dtypes are equal. */
-cudaError_t te__amax_words(const te_matrix *m, te_amax_word *const *out, int n, cudaStream_t stream);
+/* values[0..n-1] = 0, n <= 1024. A kernel, unlike cudaMemsetAsync(), so that the next one need not wait for its
+ * end. */
+cudaError_t te__zero(float *values, int n, cudaStream_t stream);
+
+/* Amaxes of n <= TE_CASTS tensors, in one launch if the dtypes are equal, into floats that the launch just before
+ * this one zeroed. */
+cudaError_t te__amax(const te_matrix *m, float *const *out, int n, cudaStream_t stream);
 
 /* n <= TE_CASTS casts, in one launch if their dtypes are equal. */
 cudaError_t te__cast(const te_cast *casts, int n, cudaStream_t stream);
 
 /* See te_fp8_backend. */
-int64_t te__cast_sum_tiles(const te_cast *c);
+int64_t te__cast_sum_tiles(int64_t rows);
 bool te__cast_is_one_tile(const te_cast *c);
 
 /* out = codes^T; both contiguous. */
@@ -33,8 +38,7 @@ cudaError_t te__pad_codes(const void *codes, int64_t rows, int64_t cols, int64_t
                           int64_t out_rows, int64_t out_cols, cudaStream_t stream);
 
 /* See te_fp8_backend.roll. */
-cudaError_t te__delayed_roll(void *state, const int32_t *region, const te_delayed *how, te_amax_word *words,
-                             int n_words, cudaStream_t stream);
+cudaError_t te__delayed_roll(const te_delayed_args *delayed, te_amax_word *zero, int n_zero, cudaStream_t stream);
 
 /* out = {*a * *b, beta} */
 cudaError_t te__alpha_beta(const float *a, const float *b, float beta, float *out, cudaStream_t stream);

@@ -1,172 +1,27 @@
-"""`Linear` in per-tensor FP8: what a recipe asks for, as arguments of the operators, and the autograd around them."""
+"""`Linear` in per-tensor FP8: what a recipe asks for, and the autograd around the operators."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import _deferred
-from ._bundle import bind
+from ._fp8_ops import (
+    DX,
+    Buffers,
+    Quantize,
+    backward,
+    backward_delayed,
+    backward_main_grad,
+    forward,
+    forward_delayed,
+    quantize,
+    quantize_delayed,
+)
 from ._seal import must_seal, seal
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # in the order of the operators' int `dtype`
-
-Quantized = tuple[Tensor, Tensor | None, Tensor]  # codes, transposed codes, scale_inv
-
-
-class Buffers(NamedTuple):
-    """The column copy alone, as backward takes it: ``[K, M]`` for a logical ``[M, K]``."""
-
-    col: Tensor
-    scale_inv: Tensor
-
-
-@dataclass(slots=True, kw_only=True)
-class Forward:
-    """x ``[*M, K]`` and w ``[N, K]``, each plain or (codes, transposed codes or None, scale_inv)."""
-
-    x: Tensor | Quantized
-    w: Tensor | Quantized
-    b: Tensor | None
-    dtype: int
-    save_x: bool
-    save_w: bool
-    pow2_x: bool
-    pow2_w: bool
-    fast: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class ForwardDelayed(Forward):
-    """And the state with its region (see `_delayed`), which is rolled and staged in."""
-
-    most_recent: bool
-    backward_e5m2: bool
-    stage: bool
-    state: Tensor
-    region: Tensor
-    new_scale: Tensor | None
-    history_len: int
-    margin: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Backward:
-    """dy ``[*M, N]``, plain or quantized; the column copies of x and w where a needed gradient uses them."""
-
-    dy: Tensor | Quantized
-    x: Buffers | None
-    w: Buffers | None
-    dtype: int
-    dw_dtype: int
-    need_dx: bool
-    need_dw: bool
-    need_db: bool
-    keep_dy: bool
-    e5m2: bool
-    pow2: bool
-    fast_dgrad: bool
-    fast_wgrad: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class BackwardDelayed(Backward):
-    """And backward's own state, which is rolled and staged in as forward's is."""
-
-    most_recent: bool
-    stage: bool
-    state: Tensor
-    region: Tensor
-    new_scale: Tensor | None
-    history_len: int
-    margin: int
-
-
-@dataclass(slots=True, kw_only=True)
-class BackwardMainGrad(Backward):
-    most_recent: bool
-    stage: bool
-    accumulate: bool
-    state: Tensor | None
-    region: Tensor | None
-    new_scale: Tensor | None
-    history_len: int
-    margin: int
-    main_grad: Tensor | None
-
-
-@dataclass(slots=True, kw_only=True)
-class Wgrad:
-    dy: Buffers
-    x: Buffers
-    dw_dtype: int
-    fast: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class WgradInto:
-    dy: Buffers
-    x: Buffers
-    main_grad: Tensor
-    accumulate: bool
-    fast: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class Quantize:
-    x: Tensor
-    scale: Tensor | None
-    e5m2: bool
-    pow2: bool
-    want_row: bool
-    want_col: bool
-    want_amax: bool
-    want_sums: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class QuantizeDelayed:
-    x: Tensor
-    state: Tensor
-    region: Tensor
-    new_scale: Tensor | None
-    history_len: int
-    margin: int
-    tensor: int
-    e5m2: bool
-    want_row: bool
-    want_col: bool
-    most_recent: bool
-    backward_e5m2: bool
-    stage: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class Calibrate:
-    x: Tensor
-    w: Tensor
-    state: Tensor
-    region: Tensor
-    new_scale: Tensor | None
-    history_len: int
-    margin: int
-    most_recent: bool
-    backward_e5m2: bool
-
-
-forward = bind("te_ops::linear_fp8_fwd", Forward).direct
-forward_delayed = bind("te_ops::linear_fp8_fwd_delayed", ForwardDelayed).direct
-backward = bind("te_ops::linear_fp8_bwd", Backward).direct
-backward_delayed = bind("te_ops::linear_fp8_bwd_delayed", BackwardDelayed).direct
-backward_main_grad = bind("te_ops::linear_fp8_bwd_main_grad", BackwardMainGrad).direct
-wgrad = bind("te_ops::linear_fp8_wgrad", Wgrad)
-wgrad_into = bind("te_ops::linear_fp8_wgrad_into", WgradInto)
-quantize = bind("te_ops::quantize", Quantize)
-quantize_delayed = bind("te_ops::quantize_delayed", QuantizeDelayed).direct
-calibrate = bind("te_ops::linear_calibrate", Calibrate).direct
+from .quantized_tensor import QuantizedTensor
 
 
 class Options(NamedTuple):
@@ -188,6 +43,7 @@ class Options(NamedTuple):
     dw_dtype: int
     save_original: bool
     accumulate: bool
+    quantize_dx: bool
 
 
 def operand(t: Tensor, row: Tensor | None, col: Tensor | None, scale_inv: Tensor | None) -> Any:
@@ -204,14 +60,32 @@ def run_forward(
     o: Options,
     save_x: bool,
     save_w: bool,
+    save_region: bool,
 ) -> Any:
-    """(y, column copy of x, column copy of w); the copies are None where not wanted."""
+    """(y, column copy of x, column copy of w, a copy of region); the copies are None where not wanted."""
     if not o.delayed:
-        return forward(x, w, b, o.dtype, save_x, save_w, o.pow2_x, o.pow2_w, o.fast_fprop)
+        return *forward(x, w, b, o.dtype, save_x, save_w, o.pow2_x, o.pow2_w, o.fast_fprop), None
     return forward_delayed(
         x, w, b, o.dtype, save_x, save_w, o.pow2_x, o.pow2_w, o.fast_fprop, o.most_recent, o.e5m2, o.stage,
-        state, region, new_scale, o.history_len, o.margin,
+        save_region, state, region, new_scale, o.history_len, o.margin,
     )  # fmt: skip
+
+
+def quantized(
+    x: Tensor, state: Any, region: Any, new_scale: Any, o: Options, tensor: int, e5m2: bool, pow2: bool
+) -> QuantizedTensor:
+    """x, one of the tensors of a delayed-scaling state, as codes."""
+    if o.delayed:
+        q = quantize_delayed(
+            x, state, region, new_scale, o.history_len, o.margin, tensor, e5m2, True, False, o.most_recent, o.e5m2,
+            o.stage,
+        )  # fmt: skip
+    else:
+        q, _, _ = quantize(
+            Quantize(x=x, scale=None, e5m2=e5m2, pow2=pow2, want_row=True, want_col=False, want_amax=False,
+                     want_sums=False)
+        )  # fmt: skip
+    return QuantizedTensor(q.row, None, q.scale_inv, dtype=x.dtype, pow2=pow2)
 
 
 class LinearFP8(torch.autograd.Function):
@@ -242,9 +116,9 @@ class LinearFP8(torch.autograd.Function):
         original = need_dw and o.save_original and x_row is None
         save_x = need_dw and x_col is None and not original
         save_w = need_dx and w_col is None
-        y, xq, wq = run_forward(
+        y, xq, wq, seen = run_forward(
             operand(x, x_row, x_col, x_scale_inv), operand(w, w_row, w_col, w_scale_inv), b,
-            state, region, new_scale, o, save_x, save_w,
+            state, region, new_scale, o, save_x, save_w, True,
         )  # fmt: skip
         if save_x:
             x_col, x_scale_inv = xq
@@ -258,8 +132,9 @@ class LinearFP8(torch.autograd.Function):
         )
         ctx.original = original
         ctx.state = backward_state
-        # Of this forward, though others may begin a region before backward; compiled code could not save the counter.
-        ctx.region = None if region is None else region.clone()
+        # The region of this forward, though others may begin before backward. An output of the operator: compiled
+        # code would not copy the counter but save it, and find it changed.
+        ctx.region = seen
         ctx.new_scale = backward_new_scale
         ctx.token = token
         ctx.options = o
@@ -310,6 +185,8 @@ class LinearFP8(torch.autograd.Function):
         if dw is not None and ctx.main_grads:
             _spread(dw, ctx.main_grads, o.accumulate)
             dw = None
+        if o.quantize_dx and dx is not None:
+            dx = quantized(dx, ctx.state, ctx.region, ctx.new_scale, o, DX, o.e5m2, o.pow2_dy)
         grads: Any = (dx, dw, db)
         if must_seal():
             grads = seal(grads, torch.empty(0, requires_grad=True))  # codes have no history to tie to

@@ -10,30 +10,24 @@ from torch import Tensor
 from . import _delayed, _weight_cache
 from ._autocast import region
 from ._autocast import state as active
-from ._linear_fp8 import (
-    DTYPES,
-    LinearFP8,
-    Options,
-    Quantize,
-    calibrate,
-    quantize,
-    quantize_delayed,
-    run_forward,
-)
+from ._fp8_ops import DTYPES, W, Y, calibrate, quantize_delayed
+from ._linear_fp8 import LinearFP8, Options, quantized, run_forward
 from .quantized_tensor import QuantizedTensor
 from .recipe import Format, Recipe
 
 if TYPE_CHECKING:
     from .linear import Linear
 
-_W, _Y, _DX = 1, 2, 4  # tensors of a delayed-scaling state
-
-
 _DTYPE_INDEX = {dtype: i for i, dtype in enumerate(DTYPES)}
 
 
 def _options(
-    recipe: Any, module: Linear, dtype: torch.dtype, dw_dtype: torch.dtype, accumulate: bool
+    recipe: Any,
+    module: Linear,
+    dtype: torch.dtype,
+    dw_dtype: torch.dtype,
+    accumulate: bool,
+    quantize_dx: bool,
 ) -> Options:
     # A reentrant checkpoint runs its forward without gradients, and it is the forward that counts.
     stage = torch.is_grad_enabled() or active.calibrating or active.checkpoint is not None
@@ -62,6 +56,7 @@ def _options(
             dw_dtype=dw_type,
             save_original=False,
             accumulate=accumulate,
+            quantize_dx=quantize_dx,
         )
     pow2_x, pow2_w, pow2_dy = recipe.power_2_scales()
     return Options(
@@ -81,6 +76,7 @@ def _options(
         dw_dtype=dw_type,
         save_original=module.save_original_input,
         accumulate=accumulate,
+        quantize_dx=quantize_dx,
     )
 
 
@@ -115,53 +111,11 @@ class _QuantizeOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, state: Any, region_: Any, new_scale: Any, o: Options) -> Any:  # type: ignore[override]
-        return _quantized(y, state, region_, new_scale, o, _Y, False, o.pow2_x, o.stage)
+        return quantized(y, state, region_, new_scale, o, Y, False, o.pow2_x)
 
     @staticmethod
     def backward(ctx: Any, dy: Any) -> Any:  # type: ignore[override]
         return dy, None, None, None, None
-
-
-class _QuantizeGradient(torch.autograd.Function):
-    """x, whose gradient leaves as codes."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, state: Any, region_: Any, new_scale: Any, o: Options
-    ) -> Tensor:
-        ctx.state, ctx.options = (state, None if region_ is None else region_.clone(), new_scale), o
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> Any:  # type: ignore[override]
-        o: Options = ctx.options
-        state, region_, new_scale = ctx.state
-        q = _quantized(dx, state, region_, new_scale, o, _DX, o.e5m2, o.pow2_dy, o.stage)
-        return q, None, None, None, None
-
-
-def _quantized(
-    x: Tensor,
-    state: Any,
-    region_: Any,
-    new_scale: Any,
-    o: Options,
-    tensor: int,
-    e5m2: bool,
-    pow2: bool,
-    stage: bool,
-) -> QuantizedTensor:
-    if o.delayed:
-        q = quantize_delayed(
-            x, state, region_, new_scale, o.history_len, o.margin, tensor, e5m2, True, False, o.most_recent, o.e5m2,
-            stage,
-        )  # fmt: skip
-    else:
-        q, _, _ = quantize(
-            Quantize(x=x, scale=None, e5m2=e5m2, pow2=pow2, want_row=True, want_col=False, want_amax=False,
-                     want_sums=False)
-        )  # fmt: skip
-    return QuantizedTensor(q.row, None, q.scale_inv, dtype=x.dtype, pow2=pow2)
 
 
 _NO_BUFFERS = (None, None, None)
@@ -177,10 +131,10 @@ def _cached_weight(
     if first or stale:
         with torch.no_grad():  # rolls the state and stages the amax; the codes of this one pass are not kept
             quantize_delayed(
-                weight.detach(), state, region_, new_scale, o.history_len, o.margin, _W, False, True, False,
+                weight.detach(), state, region_, new_scale, o.history_len, o.margin, W, False, True, False,
                 o.most_recent, o.e5m2, o.stage,
             )  # fmt: skip
-    return _weight_cache.cached(module, weight, first, _delayed.scales(state)[_W : _W + 1], 2, False)
+    return _weight_cache.cached(module, weight, first, _delayed.scales(state)[W : W + 1], 2, False)
 
 
 def _activation_dtype(inp: Tensor) -> torch.dtype:
@@ -199,7 +153,7 @@ def stage_amaxes(module: Linear, inp: Tensor, weight: Tensor, recipe: Recipe) ->
     if not recipe.delayed():
         return
     state, region_, new_scale = _state(module, recipe)
-    o = _options(recipe, module, DTYPES[0], DTYPES[0], False)
+    o = _options(recipe, module, DTYPES[0], DTYPES[0], False, False)
     with torch.no_grad():
         calibrate(inp.detach(), weight.detach(), state, region_, new_scale, o.history_len, o.margin, o.most_recent,
                   o.e5m2)  # fmt: skip
@@ -224,21 +178,19 @@ def forward_fp8(
     state, region_, new_scale = _state(module, recipe)
     if state is not None and active.checkpoint is not None:
         state, region_ = active.checkpoint.state(state, region_)
-    o = _options(recipe, module, dtype, weight.dtype, is_first_microbatch is not True)
+    o = _options(recipe, module, dtype, weight.dtype, is_first_microbatch is not True, fp8_grad)
     x_parts = _NO_BUFFERS if is_plain else inp.te_buffers()
     w_parts = weight.te_buffers() if isinstance(weight, QuantizedTensor) else _NO_BUFFERS
     if is_first_microbatch is not None and w_parts[0] is None and not module._is_split:
         w_parts = _cached_weight(module, weight, is_first_microbatch, state, region_, new_scale, o)
     if not torch.is_grad_enabled():
         x, w = inp if is_plain else x_parts, weight if w_parts[0] is None else w_parts
-        y, _, _ = run_forward(x, w, b, state, region_, new_scale, o, False, False)
-        return _quantized(y, state, region_, new_scale, o, _Y, False, o.pow2_x, o.stage) if fp8_output else y
+        y, *_ = run_forward(x, w, b, state, region_, new_scale, o, False, False, False)
+        return quantized(y, state, region_, new_scale, o, Y, False, o.pow2_x) if fp8_output else y
     backward_state = backward_new_scale = None
     if state is not None:
         backward_state = module._fp8_backward_state
         backward_new_scale = _delayed.computed_scales(backward_state, recipe)
-    if fp8_grad:
-        inp = _QuantizeGradient.apply(inp, backward_state, region_, backward_new_scale, o)
     token = module._wgrad_token
     fused = module.fuse_wgrad_accumulation and token is None and weight.requires_grad
     main_grads = module._main_grads() if fused else ()

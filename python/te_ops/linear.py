@@ -15,8 +15,8 @@ from . import _deferred, _delayed, _weight_cache
 from ._autocast import region
 from ._autocast import state as active
 from ._bundle import bind
-from ._linear_fp8 import DTYPES as _DTYPES
-from ._linear_fp8 import Buffers, Wgrad, WgradInto, wgrad, wgrad_into
+from ._fp8_ops import DTYPES as _DTYPES
+from ._fp8_ops import Buffers, Wgrad, WgradInto, wgrad, wgrad_into
 from ._linear_recipe import forward_fp8, plain, stage_amaxes
 from ._model_init import state as model_init
 from ._module import Module, default_device, refuse

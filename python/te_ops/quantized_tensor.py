@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_map_only
 
 from ._bundle import bind
 from ._delayed import outside_inference_mode
-from ._linear_fp8 import DTYPES, Quantize
-from ._linear_fp8 import quantize as _quantize
+from ._fp8_ops import DTYPES, Quantize
+from ._fp8_ops import quantize as _quantize
 from ._ops import OPERATORS
 from ._weight_cache import QuantizeInto, quantize_into
 
