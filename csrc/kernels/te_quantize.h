@@ -10,12 +10,12 @@
 extern "C" {
 #endif
 
-/* values[0..n-1] = 0, n <= 1024. A kernel, unlike cudaMemsetAsync(), so that the next one need not wait for its
- * end. */
+/* values[0..n-1] = 0, n <= 1024. A kernel, unlike cudaMemsetAsync(), so that the next one need not wait for
+ * its end. */
 cudaError_t te__zero(float *values, int n, cudaStream_t stream);
 
-/* Amaxes of n <= TE_CASTS tensors, in one launch if the dtypes are equal, into floats that the launch just before
- * this one zeroed. */
+/* Amaxes of n <= TE_CASTS tensors, in one launch if the dtypes are equal, into floats that the launch just
+ * before this one zeroed. */
 cudaError_t te__amax(const te_matrix *m, float *const *out, int n, cudaStream_t stream);
 
 /* n <= TE_CASTS casts, in one launch if their dtypes are equal. */
@@ -38,7 +38,8 @@ cudaError_t te__pad_codes(const void *codes, int64_t rows, int64_t cols, int64_t
                           int64_t out_rows, int64_t out_cols, cudaStream_t stream);
 
 /* See te_fp8_backend.roll. */
-cudaError_t te__delayed_roll(const te_delayed_args *delayed, te_amax_word *zero, int n_zero, cudaStream_t stream);
+cudaError_t te__delayed_roll(const te_delayed_args *delayed, te_amax_word *zero, int n_zero,
+                             cudaStream_t stream);
 
 /* out = {*a * *b, beta} */
 cudaError_t te__alpha_beta(const float *a, const float *b, float beta, float *out, cudaStream_t stream);
