@@ -97,6 +97,9 @@ te_cast te__cast_of(te_matrix x, te_dtype out, void *row, void *col, float *scal
 /* Readies casts by current scaling (where casts[i].scale is NULL): their amaxes, into n floats. */
 int te__find_amaxes(const te_context *ctx, const te_fp8_backend *be, te_cast *casts, int n, float *amaxes);
 
+/* Casts x, with its sums over rows (or NULL, in x's dtype) on the way where the backend can. */
+int te__cast_and_sum(const te_context *ctx, const te_fp8_backend *be, te_cast *cast, te_matrix x, void *sums);
+
 int te__delayed_args(const te_context *ctx, const te_arg *state, const te_arg *region,
                      const te_arg *new_scale, const te_arg *history_len, const te_arg *margin,
                      bool most_recent, bool backward_is_e5m2, te_delayed_args *out);

@@ -44,21 +44,6 @@ static int ready_gradient(const te_context *ctx, const te_fp8_backend *be, const
   return TE_OK;
 }
 
-/* Casts dy, or some of its columns, with the bias gradient (or NULL) on the way where the backend can. */
-static int cast_and_sum(const te_context *ctx, const te_fp8_backend *be, te_cast *cast, te_matrix dy,
-                        void *db) {
-  void *partial = NULL;
-  int64_t tiles = db && dy.col_stride == 1 && !te__is_empty(&dy) ? be->sum_tiles(dy.rows) : 0;
-  if (tiles > 0) {
-    TE_TRY(make_workspace(ctx, tiles * dy.cols * (int64_t)sizeof(float), &partial));
-    cast->col_sums = partial;
-  }
-  TE_TRY(be->cast(ctx, cast, 1));
-  if (tiles > 0) TE_TRY(be->finish_sums(ctx, partial, tiles, dy.cols, db, dy.dtype));
-  if (partial) drop(ctx, &partial);
-  return db && tiles == 0 ? be->column_sums(ctx, dy, db) : TE_OK;
-}
-
 static int bias_gradient_of_codes(const te_context *ctx, const te_fp8_backend *be, const te_arg *db,
                                   te_matrix codes, const float *scale_inv) {
   void *values = NULL;
@@ -170,7 +155,7 @@ static int weight_gradient_in_parts(const te_context *ctx, const te_fp8_backend 
     te_cast cast = {.x = part, .out = whole->out, .col = col, .scale = whole->scale, .amax = whole->amax};
     cast.pow2 = whole->pow2;
     void *db = is_there(a->db) ? (char *)a->db->buf->data + c * (int64_t)te__dtype_size(dy.dtype) : NULL;
-    TE_TRY(cast_and_sum(ctx, be, &cast, part, db));
+    TE_TRY(te__cast_and_sum(ctx, be, &cast, part, db));
     TE_TRY(te__fp8_weight_gradient(ctx, be, &g, &x, dy.rows, part_of(dw, c, cols, 0, dw.cols), a->accumulate,
                                    te_flag(a->options, B_FAST_WGRAD)));
   }
@@ -232,7 +217,7 @@ static int backward(const te_context *ctx, const te_fp8_backend *be, const backw
     te_cast copies = te__cast_of(dy, g.dtype, g.row, g.col, NULL);
     cast.row = copies.row;
     cast.col = copies.col;
-    TE_TRY(cast_and_sum(ctx, be, &cast, dy, db));
+    TE_TRY(te__cast_and_sum(ctx, be, &cast, dy, db));
   }
   if (need_row) TE_TRY(input_gradient(ctx, be, a, &g, te__matrix_of(a->dx), dy.cols));
   if (row) drop(ctx, &row); /* does nothing to borrowed memory */

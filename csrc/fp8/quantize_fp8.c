@@ -30,6 +30,20 @@ int te__find_amaxes(const te_context *ctx, const te_fp8_backend *be, te_cast *ca
   return be->amax(ctx, unscaled, out, count);
 }
 
+int te__cast_and_sum(const te_context *ctx, const te_fp8_backend *be, te_cast *cast, te_matrix x,
+                     void *sums) {
+  void *partial = NULL;
+  int64_t tiles = sums && x.col_stride == 1 && !te__is_empty(&x) ? be->sum_tiles(x.rows) : 0;
+  if (tiles > 0) {
+    TE_TRY(ctx->services->workspace(ctx, (size_t)(tiles * x.cols) * sizeof(float), &partial));
+    cast->col_sums = partial;
+  }
+  TE_TRY(be->cast(ctx, cast, 1));
+  if (tiles > 0) TE_TRY(be->finish_sums(ctx, partial, tiles, x.cols, sums, x.dtype));
+  if (partial) ctx->services->release(ctx, partial);
+  return sums && tiles == 0 ? be->column_sums(ctx, x, sums) : TE_OK;
+}
+
 int te__delayed_args(const te_context *ctx, const te_arg *state, const te_arg *region,
                      const te_arg *new_scale, const te_arg *history_len, const te_arg *margin,
                      bool most_recent, bool backward_is_e5m2, te_delayed_args *out) {
@@ -76,7 +90,7 @@ enum { Q_E5M2, Q_POW2, Q_WANT_ROW, Q_WANT_COL, Q_WANT_AMAX, Q_WANT_SUMS };
 static int quantize(const te_context *ctx, const te_fp8_backend *be, const te_arg *args) {
   const te_quantize *a = (const te_quantize *)args;
   te_matrix x = te__matrix_of(&a->x);
-  void *partial = NULL, *memory;
+  void *memory;
   float *out = a->amax.present ? a->amax.buf->data : NULL;
   te_cast cast = te__cast_of(x, te_flag(&a->options, Q_E5M2) ? TE_e5m2 : TE_e4m3, a->q.buf[0].data,
                              a->q.buf[1].data, a->q.buf[2].data);
@@ -96,15 +110,7 @@ static int quantize(const te_context *ctx, const te_fp8_backend *be, const te_ar
     cast.amax = out;
     cast.follows = true;
   }
-  int64_t tiles = x.col_stride == 1 ? be->sum_tiles(x.rows) : 0;
-  bool fused = a->sums.present && tiles > 0 && !te__is_empty(&x);
-  if (fused) {
-    TE_TRY(ctx->services->workspace(ctx, (size_t)(tiles * x.cols) * sizeof(float), &partial));
-    cast.col_sums = partial;
-  }
-  TE_TRY(be->cast(ctx, &cast, 1));
-  if (fused) TE_TRY(be->finish_sums(ctx, partial, tiles, x.cols, a->sums.buf->data, x.dtype));
-  return a->sums.present && !fused ? be->column_sums(ctx, x, a->sums.buf->data) : TE_OK;
+  return te__cast_and_sum(ctx, be, &cast, x, a->sums.present ? a->sums.buf->data : NULL);
 }
 
 static int quantize_into(const te_context *ctx, const te_fp8_backend *be, const te_arg *args) {

@@ -2,21 +2,25 @@
 #include "cast_device.cuh"
 #include "cast_line.cuh"
 
-enum kind { ALIGNED, FLAT, ANY };
+enum kind { ALIGNED, WIDE, FLAT, ANY };
+
+/* From here on wide tiles gain more than the coarser last wave of blocks costs. */
+#define WIDE_FROM ((int64_t)100 << 20)
 
 static int64_t size_of(te_dtype dtype) { return dtype == TE_f32 ? 4 : dtype == TE_e4m3 ? 1 : 2; }
 
-static kind kind_of(const te_cast *c) {
+static kind kind_of(const te_cast *c, bool has_sums) {
   int64_t size = size_of(c->x.dtype), line_size = size * SUB < 16 ? size * SUB : 16;
   uintptr_t data = (uintptr_t)c->x.data, stride = (uintptr_t)(c->x.row_stride * size);
   bool is_dense = c->x.row_stride == c->x.cols || c->x.rows == 1;
-  if (c->row && !c->col && !c->col_sums && is_dense && data % (uintptr_t)line_size == 0 &&
+  if (c->row && !c->col && !has_sums && is_dense && data % (uintptr_t)line_size == 0 &&
       (uintptr_t)c->row % SUB == 0)
     return FLAT;
   uintptr_t row = c->row ? (uintptr_t)c->row : 0, col = c->col ? (uintptr_t)c->col | (uintptr_t)c->x.rows : 0;
   bool is_aligned =
       (data | stride) % (uintptr_t)line_size == 0 && c->x.cols % SUB == 0 && row % SUB == 0 && col % 16 == 0;
-  return is_aligned ? ALIGNED : ANY;
+  if (!is_aligned) return ANY;
+  return size < 4 && c->x.rows * c->x.cols >= WIDE_FROM ? WIDE : ALIGNED;
 }
 
 static int64_t tiles_of(int64_t length) { return (length + TILE - 1) / TILE; }
@@ -27,20 +31,17 @@ extern "C" bool te__cast_is_one_tile(const te_cast *c) { return c->x.rows <= TIL
 
 static void add_job(cast_jobs *work, const te_cast *c, kind k, int64_t *blocks) {
   cast_job *j = &work->at[work->n++];
-  int64_t across =
-      k == FLAT ? (c->x.rows * c->x.cols + TILE * TILE - 1) / (TILE * TILE) : tiles_of(c->x.cols);
-  int64_t down = k == FLAT ? 1 : tiles_of(c->x.rows), tiles = across * down;
-  if (tiles == 0) across = down = tiles = 1; /* an empty tensor has a scale too */
-  j->cast = *c;
-  j->first_block = (uint32_t)*blocks;
-  j->tiles = (uint32_t)tiles;
-  j->across = (uint32_t)across;
-  j->down = k == FLAT ? 0 : (uint32_t)down;
-  *blocks += tiles;
+  int64_t across = tiles_of(c->x.cols), down = tiles_of(c->x.rows);
+  if (k == WIDE) across = (c->x.cols + TE_WIDE_TILE - 1) / TE_WIDE_TILE;
+  if (k == FLAT) across = (c->x.rows * c->x.cols + TILE * TILE - 1) / (TILE * TILE), down = 1;
+  if (across * down == 0) across = down = 1; /* an empty tensor has a scale too */
+  *j = {*c, (uint32_t)*blocks, (uint32_t)(across * down), (uint32_t)across};
+  *blocks += across * down;
 }
 
 static cudaError_t run(kind k, const cast_jobs *work, int64_t blocks, bool chained, cudaStream_t stream) {
-  return k == ALIGNED ? te__cast_aligned(work, blocks, chained, stream)
+  return k == ALIGNED ? te__cast_aligned(work, TILE, blocks, chained, stream)
+         : k == WIDE  ? te__cast_aligned(work, TE_WIDE_TILE, blocks, chained, stream)
          : k == FLAT  ? te__cast_flat(work, blocks, chained, stream)
                       : te__cast_any(work, blocks, chained, stream);
 }
@@ -52,9 +53,9 @@ extern "C" cudaError_t te__cast(const te_cast *casts, int n, cudaStream_t stream
     cast_jobs work = {};
     int64_t blocks = 0;
     const te_cast *first = &casts[i];
-    kind k = kind_of(first);
-    for (;
-         i < n && casts[i].x.dtype == first->x.dtype && casts[i].out == first->out && kind_of(&casts[i]) == k;
+    kind k = kind_of(first, first->col_sums != NULL);
+    for (; i < n && casts[i].x.dtype == first->x.dtype && casts[i].out == first->out &&
+           kind_of(&casts[i], casts[i].col_sums != NULL) == k;
          i++)
       add_job(&work, &casts[i], k, &blocks);
     cudaError_t error = run(k, &work, blocks, chained, stream);
@@ -75,7 +76,7 @@ extern "C" cudaError_t te__transpose_codes(const void *codes, void *out, int64_t
   c.col = out;
   cast_jobs work = {};
   int64_t blocks = 0;
-  kind k = kind_of(&c);
+  kind k = kind_of(&c, false);
   add_job(&work, &c, k, &blocks);
   return run(k, &work, blocks, false, stream);
 }

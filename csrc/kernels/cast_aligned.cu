@@ -1,11 +1,20 @@
-/* Casts of tensors whose rows, and those of the copies, are aligned: a block makes a tile of both copies. */
+/* Casts of tensors whose rows, and those of the copies, are aligned: a block makes a tile of both copies.
+ * Tiles of large tensors are wider: longer runs of rows are what memory likes. */
 #include "cast_device.cuh"
 #include "cast_line.cuh"
 
-/* Through shared memory, so that each column of the tile leaves as one 128-byte line. Eight codes of a column
- * are one unit; units are spread by exclusive or, so that neither the writes nor the reads meet in a bank. */
+/* Codes on their way to the transposed copy, then sums of eight rows each. Eight codes of a column are one
+ * unit; units are spread by exclusive or, so that neither the writes nor the reads meet in a bank. */
+template <int COLS> union tile_of {
+  uint2 units[COLS][TILE / SUB];
+  float sums[TILE / SUB][COLS];
+};
+
+/* Each column of the tile leaves as one 128-byte line. */
+template <int COLS>
 __device__ __forceinline__ void store_columns(const place &p, const uint2 (&codes)[SUB], int row_group,
-                                              int col_group, uint2 (*units)[TILE / SUB]) {
+                                              int col_group, tile_of<COLS> &tile) {
+  constexpr int threads = COLS * 2, spread = TILE / SUB - 1;
   const te_cast &c = p.j.cast;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -19,33 +28,34 @@ __device__ __forceinline__ void store_columns(const place &p, const uint2 (&code
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      units[col_group * SUB + half * 4 + i][row_group ^ col_group] = make_uint2(top[i], bottom[i]);
+      tile.units[col_group * SUB + half * 4 + i][row_group ^ (col_group & spread)] =
+          make_uint2(top[i], bottom[i]);
   }
   __syncthreads();
   int piece = threadIdx.x % 8; /* 16 codes of a column */
   int64_t row = p.row + piece * 16;
 #pragma unroll
-  for (int i = 0; i < TILE / (THREADS / 8); i++) {
-    int col = i * (THREADS / 8) + threadIdx.x / 8, group = col / SUB;
-    uint4 v = *(const uint4 *)&units[col][(2 * piece ^ group) & ~1];
+  for (int i = 0; i < COLS / (threads / 8); i++) {
+    int col = i * (threads / 8) + threadIdx.x / 8, group = col / SUB;
+    uint4 v = *(const uint4 *)&tile.units[col][(2 * piece ^ (group & spread)) & ~1];
     if (group & 1) v = make_uint4(v.z, v.w, v.x, v.y);
     if (p.col + col < c.x.cols && row < c.x.rows)
       *global((uint4 *)((uint8_t *)c.col + (p.col + col) * c.x.rows + row)) = v;
   }
 }
 
-template <te_dtype IN, bool E5M2>
-__global__ void __launch_bounds__(THREADS, IN == TE_f32    ? 2
-                                           : IN == TE_e4m3 ? 5
-                                                           : 4)
-    cast_aligned(const __grid_constant__ cast_jobs work) {
+template <te_dtype IN, bool E5M2, int COLS>
+__global__ void __launch_bounds__(COLS * 2, (IN == TE_f32    ? 2
+                                             : IN == TE_e4m3 ? 5
+                                                             : 4) *
+                                                TILE / COLS)
+    cast_tiles(const __grid_constant__ cast_jobs work) {
   typedef typename element<IN>::type T;
-  __shared__ alignas(16) uint2 units[TILE][TILE / SUB];
-  __shared__ float sums[WARPS][TILE];
-  place p = find_place(work);
+  constexpr int warps = COLS * 2 / 32;
+  __shared__ alignas(16) tile_of<COLS> tile;
+  place p = find_place<COLS>(work);
   const te_cast &c = p.j.cast;
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int col_group = lane % 16, row_group = warp * 2 + lane / 16;
+  int col_group = threadIdx.x % (COLS / SUB), row_group = threadIdx.x / (COLS / SUB);
   int64_t row = p.row + row_group * SUB, col = p.col + col_group * SUB;
   const T *from = (const T *)c.x.data + row * c.x.row_stride + col;
   int n_rows = col < c.x.cols ? (int)min((int64_t)SUB, c.x.rows - row) : 0;
@@ -64,7 +74,7 @@ __global__ void __launch_bounds__(THREADS, IN == TE_f32    ? 2
     } else {
 #pragma unroll
       for (int i = 0; i < SUB; i++) in[i].add_to(most);
-      p.scale = scale_of_tile(c, largest<IN>(most));
+      p.scale = scale_of_tile<warps>(c, largest<IN>(most));
     }
   }
   uint2 codes[SUB];
@@ -87,24 +97,46 @@ __global__ void __launch_bounds__(THREADS, IN == TE_f32    ? 2
     }
     if (c.row && i < n_rows) *global((uint2 *)(to + i * c.x.cols)) = codes[i];
   }
-  if (c.col) store_columns(p, codes, row_group, col_group, units);
+  if (c.col) store_columns(p, codes, row_group, col_group, tile);
   if constexpr (IN != TE_e4m3) {
     if (has_sums) {
-#pragma unroll
-      for (int v = 0; v < SUB; v++) sum[v] += __shfl_xor_sync(~0u, sum[v], 16);
-      if (lane < 16) {
-#pragma unroll
-        for (int v = 0; v < SUB; v++) sums[warp][col_group * SUB + v] = sum[v];
-      }
       __syncthreads();
-      store_sums<WARPS>(p, sums);
+#pragma unroll
+      for (int v = 0; v < SUB; v += 4)
+        *(float4 *)&tile.sums[row_group][col_group * SUB + v] =
+            make_float4(sum[v], sum[v + 1], sum[v + 2], sum[v + 3]);
+      __syncthreads();
+      store_sums(p, tile.sums);
     }
-    finish(p, largest<IN>(most));
+    finish<warps>(p, largest<IN>(most));
   }
 }
 
-cudaError_t te__cast_aligned(const cast_jobs *work, int64_t blocks, bool chained, cudaStream_t stream) {
-  if (work->at[0].cast.x.dtype == TE_e4m3) /* any byte: codes are moved, not read */
-    return launch(cast_aligned<TE_e4m3, false>, blocks, THREADS, chained, stream, *work);
-  TE_LAUNCH_CAST(cast_aligned, work, blocks, chained, stream);
+template <te_dtype IN, bool E5M2>
+static cudaError_t launch_tiles(const cast_jobs *work, int cols, int64_t blocks, bool chained,
+                                cudaStream_t stream) {
+  if constexpr (IN != TE_f32)
+    if (cols == TE_WIDE_TILE)
+      return launch(cast_tiles<IN, E5M2, TE_WIDE_TILE>, blocks, TE_WIDE_TILE * 2, chained, stream, *work);
+  return launch(cast_tiles<IN, E5M2, TILE>, blocks, TILE * 2, chained, stream, *work);
+}
+
+cudaError_t te__cast_aligned(const cast_jobs *work, int cols, int64_t blocks, bool chained,
+                             cudaStream_t stream) {
+  bool e5m2 = work->at[0].cast.out == TE_e5m2;
+  switch (work->at[0].cast.x.dtype) {
+  case TE_bf16:
+    return (e5m2 ? launch_tiles<TE_bf16, true> : launch_tiles<TE_bf16, false>)(work, cols, blocks, chained,
+                                                                               stream);
+  case TE_f16:
+    return (e5m2 ? launch_tiles<TE_f16, true> : launch_tiles<TE_f16, false>)(work, cols, blocks, chained,
+                                                                             stream);
+  case TE_f32:
+    return (e5m2 ? launch_tiles<TE_f32, true> : launch_tiles<TE_f32, false>)(work, cols, blocks, chained,
+                                                                             stream);
+  case TE_e4m3: /* any byte: codes are moved, not read */
+    return launch_tiles<TE_e4m3, false>(work, cols, blocks, chained, stream);
+  default:
+    return cudaErrorInvalidValue;
+  }
 }

@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(THREADS, 4) cast_any(const __grid_constant__ c
   }
   if (c.col) store_columns(p, tile, n_rows, n_cols);
   if constexpr (IN != TE_e4m3) {
-    if (c.col_sums) store_sums<WARPS>(p, sums);
+    if (c.col_sums) store_sums(p, sums);
     finish(p, amax);
   }
 }

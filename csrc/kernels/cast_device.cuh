@@ -6,17 +6,15 @@
 
 #include "fp8_device.cuh"
 
-#define TILE 128 /* a block's rows and columns, so that rows of both copies are whole 128-byte lines */
+#define TILE \
+  128 /* a block's rows and columns (or more), so that rows of both copies are whole 128-byte lines */
+#define TE_WIDE_TILE 256 /* columns, for large aligned tensors */
 #define THREADS 256
 #define WARPS (THREADS / 32)
 
-/* Blocks that run at the same time should be neighbours in both copies, so that what they write of either is
- * contiguous over many lines: they go down this many tiles before they go right. */
-#define TILES_DOWN 8
-
 struct cast_job {
   te_cast cast;
-  uint32_t first_block, tiles, across, down; /* down = 0: tiles are parts of one long row */
+  uint32_t first_block, blocks, across; /* across: of the tiles in a row of them */
 };
 
 struct cast_jobs {
@@ -27,25 +25,23 @@ struct cast_jobs {
 /* The job is a copy, so that stores of codes, which may alias anything, do not make it be read again. */
 struct place {
   cast_job j;
-  uint32_t tile;
-  int64_t row, col; /* of the tile's corner */
+  uint32_t block;   /* of this job */
+  int64_t row, col; /* of its tile's corner */
   float scale;
 };
 
-__device__ __forceinline__ place find_place(const cast_jobs &work) {
+template <int COLS = TILE> __device__ __forceinline__ place find_place(const cast_jobs &work) {
   let_next_start();
   int which = 0;
   while (which + 1 < work.n && blockIdx.x >= work.at[which + 1].first_block) which++;
   place p = {work.at[which], 0, 0, 0, 1.0f};
   const cast_job &j = p.j;
-  p.tile = blockIdx.x - j.first_block;
+  p.block = blockIdx.x - j.first_block;
   /* The amax pass went forwards just before: what it read last is still in L2. */
-  if (j.cast.amax) p.tile = j.tiles - 1 - p.tile;
-  if (j.down == 0) return p;
-  uint32_t group = p.tile / (j.across * TILES_DOWN), within = p.tile - group * j.across * TILES_DOWN;
-  uint32_t height = min(TILES_DOWN, j.down - group * TILES_DOWN), right = within / height;
-  p.row = (int64_t)(group * TILES_DOWN + within - right * height) * TILE;
-  p.col = (int64_t)right * TILE;
+  if (j.cast.amax) p.block = j.blocks - 1 - p.block;
+  uint32_t down = p.block / j.across;
+  p.row = (int64_t)down * TILE;
+  p.col = (int64_t)(p.block - down * j.across) * COLS;
   return p;
 }
 
@@ -63,30 +59,31 @@ __device__ __forceinline__ float scale_of(const te_cast &c) {
 }
 
 /* Of a tensor that is one tile: its amax is the block's own business. */
-__device__ __forceinline__ float scale_of_tile(const te_cast &c, float amax) {
-  return te_current_scale(block_max<WARPS>(amax), te_fp8_max(c.out), c.pow2);
+template <int N = WARPS> __device__ __forceinline__ float scale_of_tile(const te_cast &c, float amax) {
+  return te_current_scale(block_max<N>(amax), te_fp8_max(c.out), c.pow2);
 }
 
 /* `amax` is the thread's own, used if there is a record. */
-__device__ __forceinline__ void finish(const place &p, float amax) {
+template <int N = WARPS> __device__ __forceinline__ void finish(const place &p, float amax) {
   const te_cast &c = p.j.cast;
-  if (threadIdx.x == 0 && p.tile == 0 && c.scale_inv) *c.scale_inv = 1.0f / p.scale;
+  if (threadIdx.x == 0 && p.block == 0 && c.scale_inv) *c.scale_inv = 1.0f / p.scale;
   if (!c.record) return;
-  amax = block_max<WARPS>(amax);
+  amax = block_max<N>(amax);
   if (threadIdx.x != 0) return;
   atomic_amax(c.record, amax);
   if (!c.stage) return;
   __threadfence();
-  if (atomicAdd(c.done, 1u) + 1 != p.j.tiles) return;
+  if (atomicAdd(c.done, 1u) + 1 != p.j.blocks) return;
   float whole = __int_as_float(atomicMax((int *)c.record, 0)); /* an atomic read: other blocks wrote it */
   if (te_is_finite(whole) && whole > *c.stage) *c.stage = whole;
 }
 
-/* Adds up the sums of the block's row groups: `sums` has 128 columns for each. */
-template <int GROUPS> __device__ __forceinline__ void store_sums(const place &p, float (*sums)[TILE]) {
+/* Adds up the sums of the block's row groups. */
+template <int GROUPS, int COLS>
+__device__ __forceinline__ void store_sums(const place &p, const float (&sums)[GROUPS][COLS]) {
   const te_cast &c = p.j.cast;
   int col = threadIdx.x;
-  if (col >= TILE || p.col + col >= c.x.cols) return;
+  if (col >= COLS || p.col + col >= c.x.cols) return;
   float sum = 0;
 #pragma unroll
   for (int g = 0; g < GROUPS; g++) sum += sums[g][col];
@@ -105,7 +102,8 @@ __device__ __forceinline__ void transpose4(uint32_t a, uint32_t b, uint32_t c, u
 }
 
 /* The launchers; all casts of one call have the dtypes of the first. */
-cudaError_t te__cast_aligned(const cast_jobs *work, int64_t blocks, bool chained, cudaStream_t stream);
+cudaError_t te__cast_aligned(const cast_jobs *work, int cols, int64_t blocks, bool chained,
+                             cudaStream_t stream);
 cudaError_t te__cast_flat(const cast_jobs *work, int64_t blocks, bool chained, cudaStream_t stream);
 cudaError_t te__cast_any(const cast_jobs *work, int64_t blocks, bool chained, cudaStream_t stream);
 

@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(THREADS, IN == TE_f32 ? 2 : 4)
   typedef typename element<IN>::type T;
   place p = find_place(work);
   const te_cast &c = p.j.cast;
-  int64_t n = c.x.rows * c.x.cols, first = (int64_t)p.tile * TILE * TILE, whole = n / SUB * SUB;
+  int64_t n = c.x.rows * c.x.cols, first = (int64_t)p.block * TILE * TILE, whole = n / SUB * SUB;
   const T *from = (const T *)c.x.data;
   uint8_t *to = (uint8_t *)c.row;
   if (skips(c)) return;
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(THREADS, IN == TE_f32 ? 2 : 4)
     if (at < whole) in[i].load(from + at);
   }
   int64_t rest = whole + threadIdx.x; /* what no whole line holds */
-  bool has_rest = p.tile == p.j.tiles - 1 && rest < n;
+  bool has_rest = p.block == p.j.blocks - 1 && rest < n;
   float last = has_rest ? to_f32<IN>(from[rest]) : 0.0f;
   wait_for_previous();
   uint32_t most = 0;
