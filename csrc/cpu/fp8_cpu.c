@@ -2,6 +2,8 @@
  * fp32, accumulate in fp32, and apply the scales last, as tensor cores do. */
 #include "../fp8/fp8.h"
 
+#include "../te_fingerprint.h"
+#include "../te_spec.h"
 #include "../te_status.h"
 #include "linear_cpu.h"
 
@@ -95,6 +97,7 @@ static void cast_range(int64_t begin, int64_t end, void *user) {
 static int cast(const te_context *ctx, const te_cast *casts, int n) {
   for (int i = 0; i < n; i++) {
     const te_cast *c = &casts[i];
+    if (c->unless && *c->unless) continue;
     float scale = c->scale ? *c->scale : te_current_scale(*c->amax, te_fp8_max(c->out), c->pow2);
     cast_job job = {c, scale};
     if (c->scale_inv) *c->scale_inv = 1.0f / scale;
@@ -104,6 +107,37 @@ static int cast(const te_context *ctx, const te_cast *casts, int n) {
     if (c->stage && te_is_finite(*c->record) && *c->record > *c->stage) *c->stage = *c->record;
   }
   return TE_OK;
+}
+
+/* ------------------------------------------------------------------------------- fingerprint -------- */
+
+typedef struct hash_job {
+  const char *bytes;
+  int64_t size;
+  uint64_t salt, sum;
+} hash_job;
+
+static void hash_range(int64_t begin, int64_t end, void *user) {
+  hash_job *job = user;
+  uint64_t sum = 0;
+  for (int64_t i = begin; i < end; i++) {
+    uint64_t word = 0;
+    int64_t left = job->size - i * 8;
+    memcpy(&word, job->bytes + i * 8, left < 8 ? (size_t)left : 8);
+    sum += te_fingerprint_mix(word, (uint64_t)i, job->salt);
+  }
+  __atomic_fetch_add(&job->sum, sum, __ATOMIC_RELAXED);
+}
+
+static int compare(const te_context *ctx, te_matrix x, uint64_t salt, bool force, uint64_t *held,
+                   te_comparison *out) {
+  float *amax_ = &out->amax;
+  hash_job job = {x.data, x.rows * x.cols * (int64_t)te__dtype_size(x.dtype), salt, 0};
+  TE_TRY(ctx->services->parallel_for(ctx, (job.size + 7) / 8, GRAIN, hash_range, &job));
+  out->hash = te_fingerprint_end(job.sum);
+  out->is_same = !force && out->hash == *held;
+  *held = out->hash;
+  return out->is_same ? TE_OK : amax(ctx, &x, &amax_, 1);
 }
 
 /* ------------------------------------------------------------------------- transpose and decode ------ */
@@ -222,5 +256,5 @@ static int column_sums(const te_context *ctx, te_matrix m, void *sums) {
   return te__cpu_column_sums(ctx, m, sums);
 }
 
-const te_fp8_backend te__fp8_cpu = {zero,      amax,        cast,     transpose,   decode,      gemm,
+const te_fp8_backend te__fp8_cpu = {zero,      amax,        compare,  cast,        transpose,   decode, gemm,
                                     fill_rows, column_sums, no_tiles, is_one_tile, finish_sums, roll};

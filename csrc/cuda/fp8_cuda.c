@@ -22,6 +22,12 @@ static int amax(const te_context *ctx, const te_matrix *m, float *const *out, in
   return TE_OK;
 }
 
+static int compare(const te_context *ctx, te_matrix x, uint64_t salt, bool force, uint64_t *held,
+                   te_comparison *out) {
+  TE_CUDA_TRY(ctx, te__compare(&x, salt, force, held, out, ctx->stream));
+  return TE_OK;
+}
+
 static int cast(const te_context *ctx, const te_cast *casts, int n) {
   TE_CUDA_TRY(ctx, te__cast(casts, n, ctx->stream));
   return TE_OK;
@@ -168,6 +174,7 @@ static int gemm(const te_context *ctx, const te_fp8_gemm *gemm_) {
 
 const te_fp8_backend te__fp8_cuda = {zero,
                                      amax,
+                                     compare,
                                      cast,
                                      transpose,
                                      decode,

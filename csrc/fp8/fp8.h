@@ -54,10 +54,21 @@ typedef struct te_delayed_args {
   te_delayed how;
 } te_delayed_args;
 
+/* Whether a tensor still has the values that a fingerprint was taken of. */
+typedef struct te_comparison {
+  uint64_t hash; /* this and the next two: zero before */
+  float amax;    /* of the tensor */
+  uint32_t done;
+  int32_t is_same;
+} te_comparison;
+
 typedef struct te_fp8_backend {
   int (*zero)(const te_context *ctx, float *values, int n);
   /* Into floats that the call just before this one zeroed. */
   int (*amax)(const te_context *ctx, const te_matrix *m, float *const *out, int n);
+  /* Compares with *held, unless `force`, and replaces it. x is contiguous. */
+  int (*compare)(const te_context *ctx, te_matrix x, uint64_t salt, bool force, uint64_t *held,
+                 te_comparison *out);
   int (*cast)(const te_context *ctx, const te_cast *casts, int n);
   int (*transpose)(const te_context *ctx, const void *codes, void *out, int64_t rows, int64_t cols);
   /* codes times scale_inv, rounded once; `out` is contiguous */

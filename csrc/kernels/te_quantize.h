@@ -18,6 +18,10 @@ cudaError_t te__zero(float *values, int n, cudaStream_t stream);
  * before this one zeroed. */
 cudaError_t te__amax(const te_matrix *m, float *const *out, int n, cudaStream_t stream);
 
+/* See te_fp8_backend.compare; the launch just before this one zeroed *out. */
+cudaError_t te__compare(const te_matrix *x, uint64_t salt, bool force, uint64_t *held, te_comparison *out,
+                        cudaStream_t stream);
+
 /* n <= TE_CASTS casts, in one launch if their dtypes are equal. */
 cudaError_t te__cast(const te_cast *casts, int n, cudaStream_t stream);
 

@@ -103,6 +103,7 @@ class LinearFP8(torch.autograd.Function):
         w_row: Tensor | None,
         w_col: Tensor | None,
         w_scale_inv: Tensor | None,
+        w_col_scale_inv: Tensor | None,
         state: Tensor | None,
         region: Tensor | None,
         new_scale: Tensor | None,
@@ -128,7 +129,7 @@ class LinearFP8(torch.autograd.Function):
             x if original else x_col if need_dw else None,
             x_scale_inv if need_dw and not original else None,
             w_col if need_dx else None,
-            w_scale_inv if need_dx else None,
+            (w_scale_inv if w_col_scale_inv is None else w_col_scale_inv) if need_dx else None,
         )
         ctx.original = original
         ctx.state = backward_state
@@ -190,7 +191,7 @@ class LinearFP8(torch.autograd.Function):
         grads: Any = (dx, dw, db)
         if must_seal():
             grads = seal(grads, torch.empty(0, requires_grad=True))  # codes have no history to tie to
-        return (*grads, *(None for _ in range(13)), *(None for _ in ctx.main_grads))
+        return (*grads, *(None for _ in range(14)), *(None for _ in ctx.main_grads))
 
 
 def _column_copy(x: Tensor, pow2: bool) -> Buffers:

@@ -118,7 +118,7 @@ class _QuantizeOutput(torch.autograd.Function):
         return dy, None, None, None, None
 
 
-_NO_BUFFERS = (None, None, None)
+_NO_BUFFERS = (None, None, None)  # row, col, scale_inv
 
 
 def _cached_weight(
@@ -181,8 +181,12 @@ def forward_fp8(
     o = _options(recipe, module, dtype, weight.dtype, is_first_microbatch is not True, fp8_grad)
     x_parts = _NO_BUFFERS if is_plain else inp.te_buffers()
     w_parts = weight.te_buffers() if isinstance(weight, QuantizedTensor) else _NO_BUFFERS
+    w_col_scale_inv: Tensor | None = None  # where it is a tensor of its own
     if is_first_microbatch is not None and w_parts[0] is None and not module._is_split:
-        w_parts = _cached_weight(module, weight, is_first_microbatch, state, region_, new_scale, o)
+        row, col, scale_inv, w_col_scale_inv = _cached_weight(
+            module, weight, is_first_microbatch, state, region_, new_scale, o
+        )
+        w_parts = row, col, scale_inv
     if not torch.is_grad_enabled():
         x, w = inp if is_plain else x_parts, weight if w_parts[0] is None else w_parts
         y, *_ = run_forward(x, w, b, state, region_, new_scale, o, False, False, False)
@@ -200,6 +204,7 @@ def forward_fp8(
         b,
         *x_parts,
         *w_parts,
+        w_col_scale_inv,
         state,
         region_,
         new_scale,

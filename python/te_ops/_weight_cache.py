@@ -1,9 +1,9 @@
 """Quantized weights kept over the microbatches of a step (``is_first_microbatch``), and never used when stale.
 
-A cache remembers the weight's version counter and address, in a small CPU tensor. Eager calls compare and quantize
-again where they differ. Compiled code compares too, at run time, through an operator that declares the tensor as
-mutated so that it is kept; there a difference is an error, since the graph of a later microbatch has no quantizer.
-Writes through ``.data`` change neither counter nor address: that is a limit of PyTorch, and so of this cache.
+Eager code remembers the weight's version counter and address on the host, compares, and quantizes again where they
+differ. Writes through ``.data`` change neither: that is a limit of PyTorch, and so of this comparison. Compiled code
+and CUDA graphs, whose replays run nothing on the host, compare on the device: a hash of the weight's values is kept
+beside its codes, and what has changed in any way is quantized again. That costs one read of the weight.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._delayed import outside_inference_mode
 if TYPE_CHECKING:
     from .linear import Linear
 
-_BUFFERS = ("_cached_row", "_cached_col", "_cached_scale_inv")
+_BUFFERS = ("_cached_row", "_cached_col", "_cached_scale_inv", "_cached_col_scale_inv", "_cached_fingerprint")
 
 
 class _Into:  # what QuantizeInto.q is: the buffers of the format
@@ -37,54 +37,82 @@ class QuantizeInto:
     x: Tensor
     scale: Tensor | None
     q: Any
+    fingerprint: Tensor | None
+    pow2: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class QuantizeIfChanged:
+    """The same, if x has other values or `salt` is another than when q was written last (or if `force`)."""
+
+    x: Tensor
+    scale: Tensor | None
+    q: Any
+    fingerprint: Tensor
+    salt: int
+    pow2: bool
+    force: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class RefreshWeight:
+    """The same for a weight that backwards may still need: the columns' two tensors are not declared as written."""
+
+    x: Tensor
+    scale: Tensor | None
+    row: Tensor
+    row_scale_inv: Tensor
+    col: Tensor
+    col_scale_inv: Tensor
+    fingerprint: Tensor
+    salt: int
     pow2: bool
 
 
 quantize_into = bind("te_ops::quantize_into", QuantizeInto)
+quantize_if_changed = bind("te_ops::quantize_if_changed", QuantizeIfChanged)
+refresh_weight = bind("te_ops::refresh_weight", RefreshWeight)
+
+NOTHING = (-1, -1, -1)  # what is cached where nothing is
 
 
-def new_token() -> Tensor:
-    """[version, address, options] of the cached weight; -1: none."""
-    return torch.full((3,), -1, dtype=torch.int64, device="cpu")
+def _version_of(weight: Tensor, options: int) -> tuple[int, int, int]:
+    return weight._version, weight.data_ptr(), options
 
 
-def _fingerprint(weight: Tensor, options: int) -> list[int]:
-    return [weight._version, weight.data_ptr(), options]
-
-
-@torch.library.custom_op("te_ops::note_weight", mutates_args=("token",))
-def _note(weight: Tensor, token: Tensor, options: int) -> None:
-    token.copy_(torch.tensor(_fingerprint(weight, options)))
-
-
-@torch.library.custom_op("te_ops::check_weight", mutates_args=("token",))
-def _check(weight: Tensor, token: Tensor, options: int) -> None:
-    if token.tolist() != _fingerprint(weight, options):
-        raise RuntimeError(
-            "te_ops.Linear: is_first_microbatch=False, but the weight has changed since it was cached (by an optimizer "
-            "step, load_state_dict, or an assignment), or was never cached: pass is_first_microbatch=True first"
-        )
+def _compares_on_device(module: Linear, weight: Tensor) -> bool:
+    if torch.compiler.is_compiling():
+        return True
+    if not module._weight_in_graphs and weight.is_cuda:
+        # A graph that is replayed later changes weight and cache without the host, which from now on cannot tell.
+        module._weight_in_graphs = torch.cuda.is_current_stream_capturing()
+    return module._weight_in_graphs
 
 
 def is_stale(module: Linear, weight: Tensor, options: int) -> bool:
-    """Whether nothing is cached, or another weight is. In eager code only."""
-    return bool(module._weight_token.tolist() != _fingerprint(weight, options))  # type: ignore[operator]
+    """Whether the host knows that nothing is cached, or another weight is."""
+    return not _compares_on_device(module, weight) and module._weight_token != _version_of(weight, options)
 
 
 def _make_buffers(module: Linear, weight: Tensor) -> None:
     rows, cols = weight.shape
-    for name, shape in zip(_BUFFERS, ((rows, cols), (cols, rows)), strict=False):
-        codes = torch.empty(shape, dtype=torch.float8_e4m3fn, device=weight.device)
-        module.register_buffer(name, codes, persistent=False)
-    module.register_buffer(
-        _BUFFERS[2], torch.ones(1, dtype=torch.float32, device=weight.device), persistent=False
+    new = (
+        torch.empty((rows, cols), dtype=torch.float8_e4m3fn, device=weight.device),
+        torch.empty((cols, rows), dtype=torch.float8_e4m3fn, device=weight.device),
+        torch.ones(1, dtype=torch.float32, device=weight.device),
+        torch.ones(1, dtype=torch.float32, device=weight.device),
+        torch.zeros(2, dtype=torch.int32, device=weight.device),
     )
+    for name, buffer in zip(_BUFFERS, new, strict=True):
+        module.register_buffer(name, buffer, persistent=False)
 
 
 def cached(
     module: Linear, weight: Tensor, first: bool, scale: Tensor | None, options: int, pow2: bool
 ) -> Any:
-    """(codes, transposed codes, scale_inv) of `weight`: quantized now if `first`, else as they were.
+    """(codes, transposed codes, scale_inv, and that of the columns if it is a tensor of its own) of `weight`.
+
+    They are quantized now if `first` or if the weight has changed, else they are as they were.
 
     Args:
         module: whose buffers hold them; they are made at the first call.
@@ -93,28 +121,37 @@ def cached(
         scale: the scale of delayed scaling, or None.
         options: what else decides the codes, as one number.
         pow2: round the scale to a power of two.
-
-    Raises:
-        RuntimeError: in compiled code, with ``first=False`` and a weight that has changed.
     """
-    compiling = torch.compiler.is_compiling()
-    token: Any = module._weight_token
     if getattr(module, "_cached_row", None) is None:
         with outside_inference_mode():
             _make_buffers(module, weight)
         first = True
     weight = weight.detach()
-    if not first and not compiling:
-        first = is_stale(module, weight, options)
-    parts: Any = module._cached_row, module._cached_col, module._cached_scale_inv
+    row, col, scale_inv, col_scale_inv, fingerprint = (getattr(module, name) for name in _BUFFERS)
+    if not _compares_on_device(module, weight):
+        if first or is_stale(module, weight, options):
+            q = _Into(row, col, scale_inv)
+            quantize_into(QuantizeInto(x=weight, scale=scale, q=q, fingerprint=fingerprint, pow2=pow2))
+            # A backward that still waits must fail, not use the new codes.
+            torch.autograd.graph.increment_version((row, col, scale_inv))
+            module._weight_token = _version_of(weight, options)
+        return row, col, scale_inv, None
     if first:
-        quantize_into(QuantizeInto(x=weight, scale=scale, q=_Into(*parts), pow2=pow2))
-        if not compiling:  # a backward that still waits must fail, not use the new codes
-            torch.autograd.graph.increment_version(parts)
-        _note(weight, token, options)
-    elif compiling:
-        _check(weight, token, options)
-    return parts
+        quantize_if_changed(
+            QuantizeIfChanged(
+                x=weight, scale=scale, q=_Into(row, col, scale_inv), fingerprint=fingerprint, salt=options, pow2=pow2,
+                force=True,
+            )
+        )  # fmt: skip
+        col_scale_inv.copy_(scale_inv)
+    else:
+        refresh_weight(
+            RefreshWeight(
+                x=weight, scale=scale, row=row, row_scale_inv=scale_inv, col=col, col_scale_inv=col_scale_inv,
+                fingerprint=fingerprint, salt=options, pow2=pow2,
+            )
+        )  # fmt: skip
+    return row, col, scale_inv, col_scale_inv
 
 
 def drop(module: Linear) -> None:
@@ -122,4 +159,4 @@ def drop(module: Linear) -> None:
     for name in _BUFFERS:
         if name in module._buffers:
             del module._buffers[name]
-    module._weight_token.fill_(-1)
+    module._weight_token = NOTHING

@@ -260,6 +260,8 @@ class Linear(Module):
     bias: Tensor | None
     _fp8_state: Tensor
     _fp8_backward_state: Tensor
+    _weight_token: tuple[int, int, int]
+    _weight_in_graphs: bool
 
     def __init__(
         self,
@@ -340,7 +342,7 @@ class Linear(Module):
 
         self._quantized = model_init.recipe is not None
         self._preserve_init = model_init.preserve
-        self._weight_token = _weight_cache.new_token()
+        self._weight_token, self._weight_in_graphs = _weight_cache.NOTHING, False
 
         where = default_device() if device is None else torch.device(device)
         sizes = _split_sizes(parameters_split, out_features)
@@ -427,7 +429,7 @@ class Linear(Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Linear:
         clone = cast(Linear, super().__deepcopy__(memo))
-        clone._weight_token = _weight_cache.new_token()
+        clone._weight_token, clone._weight_in_graphs = _weight_cache.NOTHING, False
         _delayed.register(clone)
         if self.delay_wgrad_compute:  # what waits stays with the original
             clone._wgrad_token = _deferred.new_token(clone)
@@ -435,6 +437,7 @@ class Linear(Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._weight_token = _weight_cache.NOTHING
         _delayed.register(self)
         if self.delay_wgrad_compute:
             self._wgrad_token = _deferred.new_token(self)
