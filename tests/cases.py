@@ -233,7 +233,8 @@ CASES: dict[str, Callable[[torch.device], Iterator[tuple[Any, ...]]]] = {
     f"te_ops::{function.__name__.removeprefix('_')}": function
     for function in (
         _linear_fwd, _linear_bwd, _linear_wgrad, _amax, _quantize, _quantize_into, _quantize_if_changed,
-        _refresh_weight, _dequantize, _transpose_codes, _quantize_delayed, _linear_calibrate, _linear_fp8_fwd, _linear_fp8_fwd_delayed,
+        _refresh_weight, _dequantize, _transpose_codes, _quantize_delayed, _linear_calibrate, _linear_fp8_fwd,
+        _linear_fp8_fwd_delayed,
         _linear_fp8_bwd, _linear_fp8_bwd_delayed, _linear_fp8_bwd_main_grad, _linear_fp8_wgrad,
         _linear_fp8_wgrad_into,
     )
