@@ -113,25 +113,22 @@ def _quantize_into(device: torch.device) -> Iterator[tuple[Any, ...]]:
         for lead, k, _ in FP8_SHAPES:
             x, m = rand(*lead, k, dtype=dtype, device=device), torch.Size(lead).numel()
             row, col = codes(*lead, k, dtype=E4M3, device=device), codes(k, m, dtype=E4M3, device=device)
-            held = torch.ones(2, dtype=torch.int32, device=device)
-            yield x, None, row.clone(), col.clone(), scalar(1.0, device), held, True
-            yield x, scalar(3.0, device), row, None, scalar(1.0, device), None, False
-            yield x, None, None, col, scalar(1.0, device), None, False
+            yield x, None, row.clone(), col.clone(), scalar(1.0, device), True
+            yield x, scalar(3.0, device), row, None, scalar(1.0, device), False
+            yield x, None, None, col, scalar(1.0, device), False
 
 
-def _quantize_if_changed(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for x, scale, row, col, scale_inv, _, pow2 in _quantize_into(device):
-        held = torch.ones(2, dtype=torch.int32, device=device)
-        yield x, scale, row, col, scale_inv, held, 5, bits(pow2, scale is None)
-
-
-def _refresh_weight(device: torch.device) -> Iterator[tuple[Any, ...]]:
+def _cache_weight(device: torch.device) -> Iterator[tuple[Any, ...]]:
     for dtype in DTYPES:
         for _, k, n in FP8_SHAPES:
             x, held = rand(n, k, dtype=dtype, device=device), torch.zeros(2, dtype=torch.int32, device=device)
             row, col = codes(n, k, dtype=E4M3, device=device), codes(k, n, dtype=E4M3, device=device)
             for scale in (None, scalar(3.0, device)):
                 yield x, scale, row, scalar(1.0, device), col, scalar(1.0, device), held, 3, scale is None
+
+
+def _refresh_weight(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    yield from _cache_weight(device)
 
 
 def _dequantize(device: torch.device) -> Iterator[tuple[Any, ...]]:
@@ -232,7 +229,7 @@ def _linear_fp8_wgrad_into(device: torch.device) -> Iterator[tuple[Any, ...]]:
 CASES: dict[str, Callable[[torch.device], Iterator[tuple[Any, ...]]]] = {
     f"te_ops::{function.__name__.removeprefix('_')}": function
     for function in (
-        _linear_fwd, _linear_bwd, _linear_wgrad, _amax, _quantize, _quantize_into, _quantize_if_changed,
+        _linear_fwd, _linear_bwd, _linear_wgrad, _amax, _quantize, _quantize_into, _cache_weight,
         _refresh_weight, _dequantize, _transpose_codes, _quantize_delayed, _linear_calibrate, _linear_fp8_fwd,
         _linear_fp8_fwd_delayed,
         _linear_fp8_bwd, _linear_fp8_bwd_delayed, _linear_fp8_bwd_main_grad, _linear_fp8_wgrad,

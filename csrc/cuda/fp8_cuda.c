@@ -69,25 +69,41 @@ static int has_fp8_cores(const te_context *ctx, bool *out) {
   return TE_OK;
 }
 
+/* What one GEMM needs for itself: given back at once, since a body may multiply many times. */
+typedef struct temporaries {
+  void *at[6];
+  int n;
+} temporaries;
+
+static int temporary(const te_context *ctx, temporaries *t, int64_t bytes, void **out) {
+  TE_TRY(workspace(ctx, bytes, out));
+  t->at[t->n++] = *out;
+  return TE_OK;
+}
+
+static void release_all(const te_context *ctx, temporaries *t) {
+  while (t->n > 0) ctx->services->release(ctx, t->at[--t->n]);
+}
+
 /* An operand as tensor cores take it: its own memory where rows are aligned and there are enough of them,
  * else a copy with zeros around. */
-static int aligned_codes(const te_context *ctx, const void *codes, int64_t rows, int64_t cols,
+static int aligned_codes(const te_context *ctx, temporaries *t, const void *codes, int64_t rows, int64_t cols,
                          int64_t out_rows, const void **out) {
   int64_t out_cols = (cols + 15) / 16 * 16;
   void *copy;
   *out = codes;
   if (out_rows == rows && out_cols == cols && (uintptr_t)codes % 16 == 0) return TE_OK;
-  TE_TRY(workspace(ctx, out_rows * out_cols, &copy));
+  TE_TRY(temporary(ctx, t, out_rows * out_cols, &copy));
   TE_CUDA_TRY(ctx, te__pad_codes(codes, rows, cols, cols, copy, out_rows, out_cols, ctx->stream));
   *out = copy;
   return TE_OK;
 }
 
 /* cuBLASLt reads scales from addresses of a multiple of 16 bytes only. */
-static int aligned_scale(const te_context *ctx, const float **scale) {
+static int aligned_scale(const te_context *ctx, temporaries *t, const float **scale) {
   void *copy;
   if ((uintptr_t)*scale % 16 == 0) return TE_OK;
-  TE_TRY(workspace(ctx, sizeof(float), &copy));
+  TE_TRY(temporary(ctx, t, sizeof(float), &copy));
   TE_CUDA_TRY(ctx, te__fill_rows(copy, *scale, 1, 1, sizeof(float), ctx->stream));
   *scale = copy;
   return TE_OK;
@@ -108,16 +124,17 @@ static int native_gemm(const te_context *ctx, const te_fp8_gemm *g) {
   const float *a_scale = g->a_scale_inv, *b_scale = g->b_scale_inv;
   void *padded_d = NULL, *padded_bias;
   te_matrix d = g->d;
-  TE_TRY(aligned_scale(ctx, &a_scale));
-  TE_TRY(aligned_scale(ctx, &b_scale));
-  TE_TRY(aligned_codes(ctx, g->a, g->m, g->k, g->m, &a));
-  TE_TRY(aligned_codes(ctx, g->b, g->n, g->k, n, &b));
+  temporaries t = {.n = 0};
+  TE_TRY(aligned_scale(ctx, &t, &a_scale));
+  TE_TRY(aligned_scale(ctx, &t, &b_scale));
+  TE_TRY(aligned_codes(ctx, &t, g->a, g->m, g->k, g->m, &a));
+  TE_TRY(aligned_codes(ctx, &t, g->b, g->n, g->k, n, &b));
   if (n != g->n || (uintptr_t)d.data % 16 != 0) {
-    TE_TRY(workspace(ctx, g->m * n * (int64_t)size, &padded_d));
+    TE_TRY(temporary(ctx, &t, g->m * n * (int64_t)size, &padded_d));
     d = (te_matrix){padded_d, g->m, n, n, 1, g->d.dtype};
     if (g->beta != 0) TE_TRY(copy_2d(ctx, padded_d, n, g->d.data, g->n, g->m, g->n, size));
     if (bias) {
-      TE_TRY(workspace(ctx, n * (int64_t)size, &padded_bias));
+      TE_TRY(temporary(ctx, &t, n * (int64_t)size, &padded_bias));
       TE_CUDA_TRY(ctx, te__pad_codes(bias, 1, g->n * (int64_t)size, g->n * (int64_t)size, padded_bias, 1,
                                      n * (int64_t)size, ctx->stream));
       bias = padded_bias;
@@ -132,7 +149,9 @@ static int native_gemm(const te_context *ctx, const te_fp8_gemm *g) {
                   .b_scale = b_scale,
                   .fast = g->fast};
   TE_TRY(te__gemm(ctx, &gemm));
-  return padded_d ? copy_2d(ctx, g->d.data, g->n, padded_d, n, g->m, g->n, size) : TE_OK;
+  if (padded_d) TE_TRY(copy_2d(ctx, g->d.data, g->n, padded_d, n, g->m, g->n, size));
+  release_all(ctx, &t);
+  return TE_OK;
 }
 
 /* bf16 and f16 both hold every code exactly; which one it is follows from the output. */
@@ -157,6 +176,7 @@ static int emulated_gemm(const te_context *ctx, const te_fp8_gemm *g) {
   TE_TRY(te__gemm(ctx, &gemm));
   ctx->services->release(ctx, a.data);
   ctx->services->release(ctx, b.data);
+  ctx->services->release(ctx, alpha_beta);
   return TE_OK;
 }
 

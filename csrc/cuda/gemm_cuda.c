@@ -283,5 +283,7 @@ int te__gemm(const te_context *ctx, const te_gemm *gemm) {
   TE_REQUIRE(ctx->status, plan.supported, "%s: cuBLASLt has no algorithm for M = %lld, N = %lld, K = %lld",
              ctx->op, (long long)g.d.rows, (long long)g.d.cols, (long long)g.a.cols);
   TE_TRY(ctx->services->workspace(ctx, plan.workspace, &workspace));
-  return launch(ctx, lib, handle, &p, g.d.data, g.beta, &plan, workspace);
+  TE_TRY(launch(ctx, lib, handle, &p, g.d.data, g.beta, &plan, workspace));
+  ctx->services->release(ctx, workspace); /* a body may multiply many times */
+  return TE_OK;
 }

@@ -113,59 +113,17 @@ static int quantize(const te_context *ctx, const te_fp8_backend *be, const te_ar
   return te__cast_and_sum(ctx, be, &cast, x, a->sums.present ? a->sums.buf->data : NULL);
 }
 
-/* A cast of all there is of x into a quantized tensor's buffers. */
-static te_cast cast_into(const te_arg *x, const te_arg *scale, const te_arg *q, bool pow2) {
-  const te_tensor *codes = q->buf[0].data ? &q->buf[0] : &q->buf[1];
-  te_cast cast = te__cast_of(te__matrix_of(x), codes->dtype, q->buf[0].data, q->buf[1].data, q->buf[2].data);
-  cast.pow2 = pow2;
-  cast.scale = scale->present ? scale->buf->data : NULL;
-  return cast;
-}
-
 static int quantize_into(const te_context *ctx, const te_fp8_backend *be, const te_arg *args) {
   const te_quantize_into *a = (const te_quantize_into *)args;
-  te_cast cast = cast_into(&a->x, &a->scale, &a->q, a->pow2.i != 0);
+  const te_tensor *codes = a->q.buf[0].data ? &a->q.buf[0] : &a->q.buf[1];
+  te_cast cast =
+      te__cast_of(te__matrix_of(&a->x), codes->dtype, a->q.buf[0].data, a->q.buf[1].data, a->q.buf[2].data);
+  cast.pow2 = a->pow2.i != 0;
+  cast.scale = a->scale.present ? a->scale.buf->data : NULL;
   void *amax_;
-  if (a->fingerprint.present) TE_TRY(be->zero(ctx, a->fingerprint.buf->data, 2));
   TE_TRY(ctx->services->workspace(ctx, sizeof(float), &amax_));
   TE_TRY(te__find_amaxes(ctx, be, &cast, 1, amax_));
   return be->cast(ctx, &cast, 1);
-}
-
-/* `cast`, unless x has the values that its fingerprint was taken of. */
-static int cast_if_changed(const te_context *ctx, const te_fp8_backend *be, te_cast *cast, const te_arg *x,
-                           const te_arg *fingerprint, uint64_t salt, bool force) {
-  void *memory;
-  TE_REQUIRE(ctx->status, (uintptr_t)fingerprint->buf->data % sizeof(uint64_t) == 0,
-             "%s: fingerprint has to begin at a multiple of 8 bytes", ctx->op);
-  TE_TRY(ctx->services->workspace(ctx, sizeof(te_comparison), &memory));
-  te_comparison *comparison = memory;
-  TE_TRY(be->zero(ctx, memory, sizeof(te_comparison) / sizeof(float)));
-  TE_TRY(be->compare(ctx, te__matrix_of(x), salt, force, fingerprint->buf->data, comparison));
-  cast->amax = &comparison->amax;
-  cast->unless = &comparison->is_same;
-  cast->follows = true;
-  return be->cast(ctx, cast, 1);
-}
-
-enum { C_POW2, C_FORCE }; /* the flags of quantize_if_changed */
-
-static int quantize_if_changed(const te_context *ctx, const te_fp8_backend *be, const te_arg *args) {
-  const te_quantize_if_changed *a = (const te_quantize_if_changed *)args;
-  te_cast cast = cast_into(&a->x, &a->scale, &a->q, te_flag(&a->options, C_POW2));
-  return cast_if_changed(ctx, be, &cast, &a->x, &a->fingerprint, (uint64_t)a->salt.i,
-                         te_flag(&a->options, C_FORCE));
-}
-
-static int refresh_weight(const te_context *ctx, const te_fp8_backend *be, const te_arg *args) {
-  const te_refresh_weight *a = (const te_refresh_weight *)args;
-  float *scale_inv = a->row_scale_inv.buf->data;
-  te_matrix copy = {a->col_scale_inv.buf->data, 1, 1, 1, 1, TE_f32};
-  te_cast cast = te__cast_of(te__matrix_of(&a->x), TE_e4m3, a->row.buf->data, a->col.buf->data, scale_inv);
-  cast.pow2 = a->pow2.i != 0;
-  cast.scale = a->scale.present ? a->scale.buf->data : NULL;
-  TE_TRY(cast_if_changed(ctx, be, &cast, &a->x, &a->fingerprint, (uint64_t)a->salt.i, false));
-  return be->fill_rows(ctx, copy, scale_inv);
 }
 
 static int dequantize(const te_context *ctx, const te_fp8_backend *be, const te_arg *args) {
@@ -223,8 +181,6 @@ static int linear_calibrate(const te_context *ctx, const te_fp8_backend *be, con
 TE_FP8_BODIES(amax)
 TE_FP8_BODIES(quantize)
 TE_FP8_BODIES(quantize_into)
-TE_FP8_BODIES(quantize_if_changed)
-TE_FP8_BODIES(refresh_weight)
 TE_FP8_BODIES(dequantize)
 TE_FP8_BODIES(transpose_codes)
 TE_FP8_BODIES(quantize_delayed)

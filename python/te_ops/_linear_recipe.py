@@ -183,7 +183,7 @@ def forward_fp8(
     w_parts = weight.te_buffers() if isinstance(weight, QuantizedTensor) else _NO_BUFFERS
     w_col_scale_inv: Tensor | None = None  # where it is a tensor of its own
     if is_first_microbatch is not None and w_parts[0] is None and not module._is_split:
-        row, col, scale_inv, w_col_scale_inv = _cached_weight(
+        row, scale_inv, col, w_col_scale_inv = _cached_weight(
             module, weight, is_first_microbatch, state, region_, new_scale, o
         )
         w_parts = row, col, scale_inv

@@ -20,14 +20,13 @@ from ._delayed import outside_inference_mode
 if TYPE_CHECKING:
     from .linear import Linear
 
-_BUFFERS = ("_cached_row", "_cached_col", "_cached_scale_inv", "_cached_col_scale_inv", "_cached_fingerprint")
-
-
-class _Into:  # what QuantizeInto.q is: the buffers of the format
-    __slots__ = ("col", "row", "scale_inv")
-
-    def __init__(self, row: Tensor, col: Tensor, scale_inv: Tensor) -> None:
-        self.row, self.col, self.scale_inv = row, col, scale_inv
+_BUFFERS = (
+    "_cached_row",
+    "_cached_row_scale_inv",
+    "_cached_col",
+    "_cached_col_scale_inv",
+    "_cached_fingerprint",
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,26 +36,15 @@ class QuantizeInto:
     x: Tensor
     scale: Tensor | None
     q: Any
-    fingerprint: Tensor | None
     pow2: bool
 
 
 @dataclass(slots=True, kw_only=True)
-class QuantizeIfChanged:
-    """The same, if x has other values or `salt` is another than when q was written last (or if `force`)."""
+class CacheWeight:
+    """x ``[N, K]`` into both copies of a cache; by a given scale ``[1]``, or by current scaling.
 
-    x: Tensor
-    scale: Tensor | None
-    q: Any
-    fingerprint: Tensor
-    salt: int
-    pow2: bool
-    force: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class RefreshWeight:
-    """The same for a weight that backwards may still need: the columns' two tensors are not declared as written."""
+    `salt` stands for what else decides the codes.
+    """
 
     x: Tensor
     scale: Tensor | None
@@ -70,8 +58,8 @@ class RefreshWeight:
 
 
 quantize_into = bind("te_ops::quantize_into", QuantizeInto)
-quantize_if_changed = bind("te_ops::quantize_if_changed", QuantizeIfChanged)
-refresh_weight = bind("te_ops::refresh_weight", RefreshWeight)
+cache_weight = bind("te_ops::cache_weight", CacheWeight)
+refresh_weight = bind("te_ops::refresh_weight", CacheWeight)
 
 NOTHING = (-1, -1, -1)  # what is cached where nothing is
 
@@ -94,15 +82,20 @@ def is_stale(module: Linear, weight: Tensor, options: int) -> bool:
     return not _compares_on_device(module, weight) and module._weight_token != _version_of(weight, options)
 
 
-def _make_buffers(module: Linear, weight: Tensor) -> None:
+def make(module: Linear, weight: Tensor) -> None:
+    """The buffers of a cache for a weight like this one, without content."""
+    if getattr(module, "_cached_row", None) is not None:
+        return
     rows, cols = weight.shape
-    new = (
-        torch.empty((rows, cols), dtype=torch.float8_e4m3fn, device=weight.device),
-        torch.empty((cols, rows), dtype=torch.float8_e4m3fn, device=weight.device),
-        torch.ones(1, dtype=torch.float32, device=weight.device),
-        torch.ones(1, dtype=torch.float32, device=weight.device),
-        torch.zeros(2, dtype=torch.int32, device=weight.device),
-    )
+
+    def codes(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float8_e4m3fn, device=weight.device)
+
+    def one() -> Tensor:
+        return torch.ones(1, dtype=torch.float32, device=weight.device)
+
+    fingerprint = torch.zeros(2, dtype=torch.int32, device=weight.device)
+    new = codes(rows, cols), one(), codes(cols, rows), one(), fingerprint
     for name, buffer in zip(_BUFFERS, new, strict=True):
         module.register_buffer(name, buffer, persistent=False)
 
@@ -110,7 +103,7 @@ def _make_buffers(module: Linear, weight: Tensor) -> None:
 def cached(
     module: Linear, weight: Tensor, first: bool, scale: Tensor | None, options: int, pow2: bool
 ) -> Any:
-    """(codes, transposed codes, scale_inv, and that of the columns if it is a tensor of its own) of `weight`.
+    """(codes, their scale_inv, transposed codes, their scale_inv) of `weight`.
 
     They are quantized now if `first` or if the weight has changed, else they are as they were.
 
@@ -124,34 +117,26 @@ def cached(
     """
     if getattr(module, "_cached_row", None) is None:
         with outside_inference_mode():
-            _make_buffers(module, weight)
+            make(module, weight)
         first = True
     weight = weight.detach()
-    row, col, scale_inv, col_scale_inv, fingerprint = (getattr(module, name) for name in _BUFFERS)
-    if not _compares_on_device(module, weight):
-        if first or is_stale(module, weight, options):
-            q = _Into(row, col, scale_inv)
-            quantize_into(QuantizeInto(x=weight, scale=scale, q=q, fingerprint=fingerprint, pow2=pow2))
-            # A backward that still waits must fail, not use the new codes.
-            torch.autograd.graph.increment_version((row, col, scale_inv))
-            module._weight_token = _version_of(weight, options)
-        return row, col, scale_inv, None
-    if first:
-        quantize_if_changed(
-            QuantizeIfChanged(
-                x=weight, scale=scale, q=_Into(row, col, scale_inv), fingerprint=fingerprint, salt=options, pow2=pow2,
-                force=True,
-            )
-        )  # fmt: skip
-        col_scale_inv.copy_(scale_inv)
-    else:
-        refresh_weight(
-            RefreshWeight(
-                x=weight, scale=scale, row=row, row_scale_inv=scale_inv, col=col, col_scale_inv=col_scale_inv,
-                fingerprint=fingerprint, salt=options, pow2=pow2,
-            )
-        )  # fmt: skip
-    return row, col, scale_inv, col_scale_inv
+    *parts, fingerprint = (getattr(module, name) for name in _BUFFERS)
+    row, row_scale_inv, col, col_scale_inv = parts
+    on_device = _compares_on_device(module, weight)
+    if not on_device and not first and not is_stale(module, weight, options):
+        return parts
+    arguments = CacheWeight(
+        x=weight, scale=scale, row=row, row_scale_inv=row_scale_inv, col=col, col_scale_inv=col_scale_inv,
+        fingerprint=fingerprint, salt=options, pow2=pow2,
+    )  # fmt: skip
+    if on_device and not first:
+        refresh_weight(arguments)
+        return parts
+    cache_weight(arguments)
+    if not torch.compiler.is_compiling():  # a backward that still waits must fail, not use the new codes
+        torch.autograd.graph.increment_version(parts)
+        module._weight_token = _version_of(weight, options)
+    return parts
 
 
 def drop(module: Linear) -> None:

@@ -401,6 +401,15 @@ class Linear(Module):
                 if self.use_bias:
                     self.get_parameter(name).zero_()
 
+    def make_weight_cache(self) -> None:
+        """Makes the buffers of ``is_first_microbatch`` now; else the first call that wants them does.
+
+        ``torch.compile(mode="reduce-overhead")`` needs this, or one eager call: memory that its graphs allocate is
+        theirs. Does nothing where nothing is cached: with ``parameters_split`` and for quantized parameters.
+        """
+        if not self._is_split and not self._quantized:
+            _weight_cache.make(self, self.weight)
+
     def _weight_parts(self) -> list[nn.Parameter]:
         return [getattr(self, name) for name in self.weight_names]
 
@@ -455,9 +464,11 @@ class Linear(Module):
 
         Args:
             inp: ``[*, in_features]``: 1-D to N-D, any strides, any number of rows.
-            is_first_microbatch: with ``fuse_wgrad_accumulation``: True overwrites ``main_grad``, False and
-                None add to it. Without effect otherwise.
-            fp8_output, fp8_grad: must be False: they belong to the quantized recipes.
+            is_first_microbatch: under a recipe, True quantizes the weight and keeps the codes, False uses them (and
+                quantizes again if the weight has changed), None keeps nothing. With ``fuse_wgrad_accumulation``,
+                True overwrites ``main_grad``, False and None add to it.
+            fp8_output: return y as a `QuantizedTensor`; under a recipe only.
+            fp8_grad: hand the gradient of `inp` on as a `QuantizedTensor`; under a recipe only.
 
         Raises:
             RuntimeError: a wrong dtype, device, rank or size; the message names slot, value and rule.

@@ -192,7 +192,7 @@ class QuantizedTensor(torch.Tensor):
         """
         _must(x.shape == self.shape, "quantize_(): x.shape", x.shape, self.shape)
         x = x.detach().to(self.device, x.dtype if x.dtype in DTYPES else torch.float32)
-        quantize_into(QuantizeInto(x=x, scale=None, q=self, fingerprint=None, pow2=self.pow2))
+        quantize_into(QuantizeInto(x=x, scale=None, q=self, pow2=self.pow2))
         if not torch.compiler.is_compiling():  # what was saved for a backward must be known to have changed
             changed = [t for t in (self, self.row, self.col, self.scale_inv) if t is not None]
             torch.autograd.graph.increment_version([t for t in changed if not t.is_inference()])

@@ -358,6 +358,7 @@ def test_reduce_overhead_with_weight_cache(make: Any, cuda: torch.device) -> Non
 
     eager = linear(64, 32, cuda, torch.bfloat16)
     other = copy.deepcopy(eager)
+    other.make_weight_cache()
     fn = torch.compile(other, fullgraph=True, mode="reduce-overhead")
     recipe = make()
     counters.clear()

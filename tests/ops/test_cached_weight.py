@@ -1,4 +1,4 @@
-"""The cast that asks first whether the codes are still right."""
+"""The cast of a weight that asks first whether the codes are still right."""
 
 from __future__ import annotations
 
@@ -11,34 +11,37 @@ from torch import Tensor
 
 E4M3 = torch.float8_e4m3fn
 ops = torch.ops.te_ops
-POW2, FORCE = 1, 2
 DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "f16", "f32"])
 
 
 class Held:
-    """The buffers of a quantized tensor and their fingerprint; `spoil` tells whether they are written again."""
+    """The buffers of a cached weight; `spoil` tells whether they are written again."""
 
     def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
         self.row = torch.empty(shape, dtype=E4M3, device=device)
         self.col = torch.empty(shape[::-1], dtype=E4M3, device=device)
-        self.scale_inv = torch.empty(1, device=device)
+        self.row_scale_inv, self.col_scale_inv = torch.empty(2, 1, device=device)
         self.fingerprint = torch.zeros(2, dtype=torch.int32, device=device)
 
-    def update(self, x: Tensor, scale: Tensor | None = None, salt: int = 0, options: int = 0) -> None:
-        ops.quantize_if_changed(x, scale, self.row, self.col, self.scale_inv, self.fingerprint, salt, options)
+    def update(
+        self, x: Tensor, scale: Tensor | None = None, salt: int = 0, pow2: bool = False, force: bool = False
+    ) -> None:
+        op = ops.cache_weight if force else ops.refresh_weight
+        op(x, scale, self.row, self.row_scale_inv, self.col, self.col_scale_inv, self.fingerprint, salt, pow2)
 
     def spoil(self) -> None:
         for t in (self.row, self.col):
             t.view(torch.uint8).fill_(0x55)
-        self.scale_inv.fill_(-1)
+        self.row_scale_inv.fill_(-1)
 
     def is_spoiled(self) -> bool:
         codes = [bool((t.view(torch.uint8) == 0x55).all()) for t in (self.row, self.col)]
-        return all(codes) and self.scale_inv.item() == -1
+        return all(codes) and self.row_scale_inv.item() == -1
 
     def is_right(self, x: Tensor, scale: Tensor | None = None, pow2: bool = False) -> bool:
         row, col, scale_inv, *_ = ops.quantize(x, scale, 4 | 8 | (2 if pow2 else 0))
-        pairs = ((self.row, row), (self.col, col), (self.scale_inv, scale_inv))
+        scales = [(s, scale_inv) for s in (self.row_scale_inv, self.col_scale_inv)]
+        pairs = ((self.row, row), (self.col, col), *scales)
         return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
 
@@ -81,19 +84,10 @@ def test_what_counts_as_a_change(dtype: torch.dtype, device: torch.device) -> No
     held.spoil()
     held.update(x, scale=scale, salt=1)  # the scale of delayed scaling moves on; what is held stays
     assert held.is_spoiled()
-    held.update(x, scale=scale, salt=1, options=FORCE)
+    held.update(x, scale=scale, salt=1, force=True)
     assert held.is_right(x, scale)
-    held.update(x, salt=2, options=POW2)
+    held.update(x, salt=2, pow2=True)
     assert held.is_right(x, pow2=True)
-
-
-def test_other_writers_take_the_fingerprint(device: torch.device) -> None:
-    a, b = torch.randn(24, 40, device=device), torch.randn(24, 40, device=device)
-    held = Held((24, 40), device)
-    held.update(a)
-    ops.quantize_into(b, None, held.row, held.col, held.scale_inv, held.fingerprint, False)
-    held.update(a)
-    assert held.is_right(a)
 
 
 def test_an_address_of_any_alignment(device: torch.device) -> None:
