@@ -72,6 +72,7 @@ bench: build
 	$(RUN) benchmarks/bench_linear.py $(ARGS)
 	$(RUN) benchmarks/bench_linear_fp8.py $(ARGS)
 	$(RUN) benchmarks/bench_quantize.py $(ARGS)
+	$(RUN) benchmarks/bench_norm.py $(ARGS)
 
 lint: build
 	$(PY) -m ruff check .

@@ -90,6 +90,43 @@ def delayed_slots(device: torch.device, number: int = 1) -> tuple[Any, ...]:
     return delayed_state(device), region(number, device), None, 3, 0
 
 
+NORM_SHAPES = [(16, 64), (5, 17), (3, 1), (0, 8), (4, 0), (2, 3, 40), (7,)]
+
+
+def _layernorm_fwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for i, dtype in enumerate(DTYPES):
+        for shape in NORM_SHAPES:
+            k = shape[-1]
+            for case in range(4):
+                gamma, beta = (rand(k, dtype=DTYPES[(i + case) % 3], device=device) for _ in range(2))
+                yield rand(*shape, dtype=dtype, device=device), gamma, beta if case % 2 else None, 1e-5, case
+
+
+def _layernorm_bwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for i, dtype in enumerate(DTYPES):
+        for shape in NORM_SHAPES:
+            dy, x = rand(*shape, dtype=dtype, device=device), rand(*shape, dtype=dtype, device=device)
+            m = torch.Size(shape[:-1]).numel()
+            statistics = (
+                rand(m, dtype=torch.float32, device=device),
+                rand(m, dtype=torch.float32, device=device),
+            )
+            for case in range(16):
+                gamma = rand(shape[-1], dtype=DTYPES[(i + case) % 3], device=device)
+                yield dy, x, gamma, *statistics, case
+
+
+def _rmsnorm_fwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for x, gamma, _, eps, options in _layernorm_fwd(device):
+        yield x, gamma, eps, options
+
+
+def _rmsnorm_bwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for dy, x, gamma, _, rstd, options in _layernorm_bwd(device):
+        if options < 8:
+            yield dy, x, gamma, rstd, options
+
+
 FP8_SHAPES = [((16,), 32, 8), ((5, 3), 17, 9), ((), 7, 5), ((0,), 8, 4), ((3,), 0, 4), ((1,), 1, 1)]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -229,7 +266,8 @@ def _linear_fp8_wgrad_into(device: torch.device) -> Iterator[tuple[Any, ...]]:
 CASES: dict[str, Callable[[torch.device], Iterator[tuple[Any, ...]]]] = {
     f"te_ops::{function.__name__.removeprefix('_')}": function
     for function in (
-        _linear_fwd, _linear_bwd, _linear_wgrad, _amax, _quantize, _quantize_into, _cache_weight,
+        _linear_fwd, _linear_bwd, _linear_wgrad, _layernorm_fwd, _layernorm_bwd, _rmsnorm_fwd, _rmsnorm_bwd, _amax,
+        _quantize, _quantize_into, _cache_weight,
         _refresh_weight, _dequantize, _transpose_codes, _quantize_delayed, _linear_calibrate, _linear_fp8_fwd,
         _linear_fp8_fwd_delayed,
         _linear_fp8_bwd, _linear_fp8_bwd_delayed, _linear_fp8_bwd_main_grad, _linear_fp8_wgrad,

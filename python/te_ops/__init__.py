@@ -11,11 +11,14 @@ from ._info import __version__, info
 from ._model_init import fp8_model_init, quantized_model_init
 from ._ops import load_table
 from .linear import Linear
+from .norm import LayerNorm, RMSNorm
 from .quantized_tensor import QuantizedTensor, quantize
 
 __all__ = [
+    "LayerNorm",
     "Linear",
     "QuantizedTensor",
+    "RMSNorm",
     "__version__",
     "autocast",
     "checkpoint",

@@ -23,7 +23,7 @@ class _NoDoubleBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         raise RuntimeError(
-            "te_ops.Linear: double backward is not supported: its gradients cannot be differentiated again"
+            "te_ops: double backward is not supported: gradients of its layers cannot be differentiated again"
         )
 
 
