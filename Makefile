@@ -18,7 +18,7 @@ PYTEST := $(RUN) -m pytest
 
 C_TESTED := csrc/te_dims.c csrc/te_parse.c csrc/te_slots.c csrc/te_schema.c csrc/te_dtype.c csrc/te_infer.c csrc/te_status.c csrc/te_table.c
 C_FLAGS := -std=c11 -D_GNU_SOURCE -DTE_ROWS_ONLY -g -Wall -Wextra -Werror -Ipython/te_ops/include -Icsrc
-C_FILES := $(shell git ls-files '*.c' '*.h' '*.cu' 2>/dev/null)
+C_FILES := $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' 2>/dev/null)
 
 .PHONY: help demo test test-full ctest asan bench lint format docs build clean
 
