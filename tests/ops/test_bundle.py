@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from te_ops._bundle import bind, slot_fields
+from te_ops._linear_plain import LinearBackward, LinearForward, LinearWgrad
 from te_ops._ops import OPERATORS
-from te_ops.linear import LinearBackward, LinearForward, LinearWgrad
 
 
 def make(*names: str) -> Any:
