@@ -127,6 +127,34 @@ def _rmsnorm_bwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
             yield dy, x, gamma, rstd, options
 
 
+ACTIVATION_PARAMETERS = 7.0, 1.702, 1.0
+PLAIN_KINDS, GATED_KINDS = (0, 3, 5, 7, 9), (1, 2, 4, 6, 8, 10, 11)  # csrc/te_activation.h
+
+
+def _activation_fwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for dtype in DTYPES:
+        for shape in NORM_SHAPES:
+            for kind in PLAIN_KINDS:
+                yield rand(*shape, dtype=dtype, device=device), kind, *ACTIVATION_PARAMETERS
+
+
+def _activation_bwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for x, *rest in _activation_fwd(device):
+        yield torch.randn_like(x), x, *rest
+
+
+def _gated_fwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for dtype in DTYPES:
+        for *lead, f in NORM_SHAPES:
+            for kind in GATED_KINDS:
+                yield rand(*lead, 2 * f, dtype=dtype, device=device), kind, *ACTIVATION_PARAMETERS
+
+
+def _gated_bwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
+    for x, *rest in _gated_fwd(device):
+        yield rand(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype, device=device), x, *rest
+
+
 FP8_SHAPES = [((16,), 32, 8), ((5, 3), 17, 9), ((), 7, 5), ((0,), 8, 4), ((3,), 0, 4), ((1,), 1, 1)]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -266,7 +294,8 @@ def _linear_fp8_wgrad_into(device: torch.device) -> Iterator[tuple[Any, ...]]:
 CASES: dict[str, Callable[[torch.device], Iterator[tuple[Any, ...]]]] = {
     f"te_ops::{function.__name__.removeprefix('_')}": function
     for function in (
-        _linear_fwd, _linear_bwd, _linear_wgrad, _layernorm_fwd, _layernorm_bwd, _rmsnorm_fwd, _rmsnorm_bwd, _amax,
+        _linear_fwd, _linear_bwd, _linear_wgrad, _layernorm_fwd, _layernorm_bwd, _rmsnorm_fwd, _rmsnorm_bwd,
+        _activation_fwd, _activation_bwd, _gated_fwd, _gated_bwd, _amax,
         _quantize, _quantize_into, _cache_weight,
         _refresh_weight, _dequantize, _transpose_codes, _quantize_delayed, _linear_calibrate, _linear_fp8_fwd,
         _linear_fp8_fwd_delayed,

@@ -27,12 +27,18 @@ def reference_vectors() -> Any:
         return torch.load(io.BytesIO(file.read()), weights_only=True)
 
 
-def relative_error(got: Tensor, want: Tensor) -> float:
+def size_of_product(a: Tensor, b: Tensor) -> Tensor:
+    """How large elements of a b are apart from chance, which may make the only one or two of them very small."""
+    return (a.abs() @ b.abs()) / max(1, a.shape[-1]) ** 0.5
+
+
+def relative_error(got: Tensor, want: Tensor, usual: Tensor | None = None) -> float:
+    """||got - want|| / ||want||; with `usual`, over its norm if that is larger."""
     if want.numel() == 0:
         return 0.0
     got, want = got.detach().double().cpu(), want.detach().double().cpu()
     assert torch.isfinite(got).all(), "a value that is not finite: unwritten output or wrong index"
-    scale = want.norm()
+    scale = want.norm() if usual is None else max(want.norm(), usual.detach().double().cpu().norm())
     return float((got - want).norm() / scale) if scale > 0 else float(got.norm())
 
 

@@ -106,12 +106,7 @@ __global__ void __launch_bounds__(ANY_THREADS) norm_any(const __grid_constant__ 
       float gamma = vector_at(n.gamma, c);
       float value = (to_f32<IN>(x[c]) - s.mean) * s.rstd * (n.zero_centered ? 1.0f + gamma : gamma);
       if (n.beta.data) value += vector_at(n.beta, c);
-      if constexpr (IN == TE_bf16)
-        y[c] = te_f32_to_bf16(value);
-      else if constexpr (IN == TE_f16)
-        y[c] = te_f32_to_f16(value);
-      else
-        y[c] = value;
+      store_element<IN>(y, c, value);
     }
   }
 }

@@ -99,15 +99,6 @@ __global__ void __launch_bounds__(MOST_THREADS)
 }
 
 /* Any width and alignment: dx, of which each row is read twice. */
-template <te_dtype IN> __device__ __forceinline__ void store_element(void *to, int64_t at, float value) {
-  if constexpr (IN == TE_bf16)
-    ((uint16_t *)to)[at] = te_f32_to_bf16(value);
-  else if constexpr (IN == TE_f16)
-    ((uint16_t *)to)[at] = te_f32_to_f16(value);
-  else
-    ((float *)to)[at] = value;
-}
-
 template <te_dtype IN>
 __global__ void __launch_bounds__(ANY_THREADS) norm_bwd_any(const __grid_constant__ te_norm_bwd n) {
   typedef typename element<IN>::type T;

@@ -1,48 +1,11 @@
-/* What the norm kernels share: vectors of a row, gamma and beta, sums over a block. */
+/* What the norm kernels share: gamma and beta, sums over a block. */
 #ifndef TE_NORM_DEVICE_CUH
 #define TE_NORM_DEVICE_CUH
 
-#include "fp8_device.cuh"
+#include "row_vector.cuh"
 #include "te_norm_kernels.h"
 
 #define MOST_WARPS 16
-
-/* 16 bytes of a row. */
-template <te_dtype IN> struct row_vector {
-  typedef typename element<IN>::type T;
-  static constexpr int size = 16 / sizeof(T);
-  uint4 raw;
-
-  __device__ __forceinline__ void values(float (&x)[size]) const {
-    const uint32_t *w = (const uint32_t *)&raw;
-    if constexpr (IN == TE_f32) {
-#pragma unroll
-      for (int i = 0; i < size; i++) x[i] = __uint_as_float(w[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < size / 2; i++) {
-        float2 pair = unpack2<IN>(w[i]);
-        x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-      }
-    }
-  }
-
-  __device__ __forceinline__ void set(const float (&x)[size]) {
-    uint32_t *w = (uint32_t *)&raw;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      if constexpr (IN == TE_f32) {
-        w[i] = __float_as_uint(x[i]);
-      } else if constexpr (IN == TE_bf16) {
-        __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
-        w[i] = *(uint32_t *)&pair;
-      } else {
-        __half2 pair = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
-        w[i] = *(uint32_t *)&pair;
-      }
-    }
-  }
-};
 
 __device__ __forceinline__ float vector_at(const te_norm_vector &v, int64_t c) {
   return v.dtype == TE_f32    ? ((const float *)v.data)[c]
