@@ -18,6 +18,12 @@ static const struct {
 
 #define N_KINDS ((int64_t)(sizeof kinds / sizeof *kinds))
 
+const char *te__activation_name(int64_t i, bool *gated) {
+  if (i < 0 || i >= N_KINDS) return NULL;
+  *gated = kinds[i].gated;
+  return kinds[i].name;
+}
+
 /* "0 (gelu), 3 (qgelu), …": the kinds that an operator takes. */
 static void allowed(bool gated, char *text, size_t size) {
   size_t at = 0;
@@ -29,7 +35,7 @@ static void allowed(bool gated, char *text, size_t size) {
 }
 
 static int pass_of(const te_context *ctx, const te_arg *x, const te_arg *dy, const te_arg *kind,
-                   const te_arg *out, bool gated, te_activation_pass *pass) {
+                   const te_arg *out, const te_arg *db, bool gated, te_activation_pass *pass) {
   char text[256];
   te_matrix m = te__matrix_of(x);
   allowed(gated, text, sizeof text);
@@ -40,28 +46,27 @@ static int pass_of(const te_context *ctx, const te_arg *x, const te_arg *dy, con
   *pass = (te_activation_pass){
       .activation = {kinds[kind->i].function, (float)kind[1].f, (float)kind[2].f, (float)kind[3].f},
       .gated = gated,
-      .dtype = m.dtype,
-      .rows = m.rows,
       .cols = gated ? m.cols / 2 : m.cols,
-      .x = m.data,
-      .dy = dy ? dy->buf->data : NULL,
-      .out = out->buf->data};
+      .x = m,
+      .dy = dy ? te__matrix_of(dy) : (te_matrix){0},
+      .out = te__matrix_of(out),
+      .db = db && db->present ? db->buf->data : NULL};
   return TE_OK;
 }
 
-#define BODY(op, dy, out, gated, backend) \
+#define BODY(op, dy, out, db, gated, backend) \
   int te__##op##_##backend(const te_context *ctx, const te_arg *args) { \
     const te_##op *a = (const te_##op *)args; \
     te_activation_pass pass; \
-    TE_TRY(pass_of(ctx, &a->x, dy, &a->kind, &a->out, gated, &pass)); \
-    return pass.rows == 0 || pass.cols == 0 ? TE_OK : te__activation_##backend(ctx, &pass); \
+    TE_TRY(pass_of(ctx, &a->x, dy, &a->kind, &a->out, db, gated, &pass)); \
+    return te__activation_##backend(ctx, &pass); \
   }
 
 #define BODIES(backend) \
-  BODY(activation_fwd, NULL, y, false, backend) \
-  BODY(activation_bwd, &a->dy, dx, false, backend) \
-  BODY(gated_fwd, NULL, y, true, backend) \
-  BODY(gated_bwd, &a->dy, dx, true, backend)
+  BODY(activation_fwd, NULL, y, NULL, false, backend) \
+  BODY(activation_bwd, &a->dy, dx, &a->db, false, backend) \
+  BODY(gated_fwd, NULL, y, NULL, true, backend) \
+  BODY(gated_bwd, &a->dy, dx, &a->db, true, backend)
 
 BODIES(cpu)
 #if defined(TE_WITH_CUDA)

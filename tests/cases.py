@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from te_ops import _C
 from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -128,7 +129,9 @@ def _rmsnorm_bwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 ACTIVATION_PARAMETERS = 7.0, 1.702, 1.0
-PLAIN_KINDS, GATED_KINDS = (0, 3, 5, 7, 9), (1, 2, 4, 6, 8, 10, 11)  # csrc/te_activation.h
+PLAIN_KINDS, GATED_KINDS = (
+    [i for i, (_, is_gated) in enumerate(_C.activations()) if is_gated == wanted] for wanted in (False, True)
+)
 
 
 def _activation_fwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
@@ -139,8 +142,8 @@ def _activation_fwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 def _activation_bwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for x, *rest in _activation_fwd(device):
-        yield torch.randn_like(x), x, *rest
+    for i, (x, *rest) in enumerate(_activation_fwd(device)):
+        yield torch.randn_like(x), x, *rest, i % 3 > 0
 
 
 def _gated_fwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
@@ -151,8 +154,8 @@ def _gated_fwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
 
 
 def _gated_bwd(device: torch.device) -> Iterator[tuple[Any, ...]]:
-    for x, *rest in _gated_fwd(device):
-        yield rand(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype, device=device), x, *rest
+    for i, (x, *rest) in enumerate(_gated_fwd(device)):
+        yield rand(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype, device=device), x, *rest, i % 3 > 0
 
 
 FP8_SHAPES = [((16,), 32, 8), ((5, 3), 17, 9), ((), 7, 5), ((0,), 8, 4), ((3,), 0, 4), ((1,), 1, 1)]

@@ -10,8 +10,10 @@
 extern "C" {
 #endif
 
-/* Neither rows nor columns are zero. */
-cudaError_t te__activation(const te_activation_pass *pass, cudaStream_t stream);
+/* Neither rows nor columns are zero. With db, `partial` gets te__activation_partials() rows of sums, as many
+ * columns as dx has, which te__finish_column_sums() adds up. */
+int64_t te__activation_partials(const te_activation_pass *pass);
+cudaError_t te__activation(const te_activation_pass *pass, float *partial, cudaStream_t stream);
 
 #ifdef __cplusplus
 }
