@@ -73,6 +73,7 @@ bench: build
 	$(RUN) benchmarks/bench_linear_fp8.py $(ARGS)
 	$(RUN) benchmarks/bench_quantize.py $(ARGS)
 	$(RUN) benchmarks/bench_norm.py $(ARGS)
+	$(RUN) benchmarks/bench_activation.py $(ARGS)
 
 lint: build
 	$(PY) -m ruff check .

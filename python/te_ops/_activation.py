@@ -54,7 +54,7 @@ _gated_bwd = bind("te_ops::gated_bwd", ActivationBackward).direct
 class Kind(NamedTuple):
     """An activation with its parameters, as `check` makes it."""
 
-    index: int
+    number: int  # in ACTIVATIONS, as the operators count them
     is_gated: bool
     limit: float
     alpha: float
@@ -80,21 +80,21 @@ def check(name: str, params: Mapping[str, Any] | None = None) -> Kind:
         if key in ("limit", "alpha") and value <= 0:
             raise ValueError(f"activation_params[{key!r}]={value!r}: must be positive")
     values = {key: float(value) for key, value in {**_PARAMS, **(params or {})}.items()}
-    index = ACTIVATIONS.index(name)
-    return Kind(index, _IS_GATED[index], values["limit"], values["alpha"], values["glu_linear_offset"])
+    number = ACTIVATIONS.index(name)
+    return Kind(number, _IS_GATED[number], values["limit"], values["alpha"], values["glu_linear_offset"])
 
 
 def forward(x: Tensor, kind: Kind) -> Tensor:
     """y ``[*M, F]``, which autograd does not follow."""
     op = _gated_fwd if kind.is_gated else _activation_fwd
-    y: Tensor = op(x, kind.index, kind.limit, kind.alpha, kind.offset)
+    y: Tensor = op(x, kind.number, kind.limit, kind.alpha, kind.offset)
     return y
 
 
 def backward(dy: Tensor, x: Tensor, kind: Kind, need_db: bool) -> tuple[Tensor, Tensor | None]:
     """dx, and the gradient of a bias that was added to x."""
     op = _gated_bwd if kind.is_gated else _activation_bwd
-    grads: tuple[Tensor, Tensor | None] = op(dy, x, kind.index, kind.limit, kind.alpha, kind.offset, need_db)
+    grads: tuple[Tensor, Tensor | None] = op(dy, x, kind.number, kind.limit, kind.alpha, kind.offset, need_db)
     return grads
 
 
